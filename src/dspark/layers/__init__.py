@@ -1,0 +1,1 @@
+"""Modules of the model, built from frozen plans; the state arrives as an argument."""

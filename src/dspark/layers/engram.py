@@ -1,0 +1,51 @@
+"""Engram layer: table rows of hashed n-grams, projected to keys and a value, gated into the streams."""
+
+import torch
+from torch import Tensor, nn
+
+from dspark.layers.linear import Linear, parameter
+from dspark.layers.plans import EngramPlan, HyperPlan, QuantPlan
+from dspark.layers.quantisers import activation_quantiser
+from dspark.ops.engram import hash_ngrams
+from dspark.ops.opset import OpSet
+
+
+class EngramTable(nn.Module):
+    """The table [rows, head_dim]."""
+
+    def __init__(self, plan: EngramPlan) -> None:
+        super().__init__()
+        self.weight = parameter(plan.num_rows, plan.head_dim)
+
+
+class Engram(nn.Module):
+    """Adds gate * value to every residual stream."""
+
+    def __init__(self, plan: EngramPlan, hyper: HyperPlan, hidden_size: int, quant: QuantPlan, ops: OpSet) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.hyper = hyper
+        self.ops = ops
+        self.storage = quant.engram
+        width = (plan.max_ngram - 1) * plan.num_heads * plan.head_dim
+        self.embed = EngramTable(plan)
+        self.wkv = Linear(width, (hyper.num_streams + 1) * hidden_size, quant.dense, ops)
+        self.q_weight = parameter(hyper.num_streams, hidden_size)
+        self.k_weight = parameter(hyper.num_streams, hidden_size)
+        self.quantise = activation_quantiser(quant, ops)
+        self.register_buffer("multipliers", torch.tensor(plan.multipliers), persistent=False)
+        self.register_buffer("primes", torch.tensor(plan.primes), persistent=False)
+        self.register_buffer("offsets", torch.tensor(plan.offsets), persistent=False)
+
+    def hashes(self, ngrams: Tensor) -> Tensor:
+        """Table rows [T, columns] of n-grams [T, n]."""
+        return hash_ngrams(ngrams, self.multipliers, self.primes, self.offsets)
+
+    def forward(self, streams: Tensor, ngrams: Tensor) -> Tensor:
+        """streams: [T, S, D], ngrams: [T, n] compressed ids -> [T, S, D]."""
+        found = self.ops.stored(self.embed.weight[self.hashes(ngrams)], self.storage).flatten(1)
+        projected = self.wkv(self.quantise(found.to(streams.dtype)))
+        keys = projected[:, : -self.hidden_size].unflatten(-1, (self.hyper.num_streams, self.hidden_size))
+        value = projected[:, -self.hidden_size :]
+        gate = self.ops.engram_gate(streams, keys, self.q_weight * self.k_weight, self.hyper.norm_eps)
+        return (streams.float() + gate.unsqueeze(-1) * value.float().unsqueeze(1)).to(streams.dtype)

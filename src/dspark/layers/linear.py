@@ -1,0 +1,52 @@
+"""Linear maps and norms with their parameters."""
+
+import torch
+from torch import Tensor, nn
+
+from dspark.layers.plans import Storage
+from dspark.ops.opset import OpSet
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    """An uninitialised float32 parameter that holds stored values."""
+    return nn.Parameter(torch.empty(*shape), requires_grad=False)
+
+
+class Linear(nn.Module):
+    """y = x W^T without bias; the input is quantised by the caller, once for all maps that share it."""
+
+    def __init__(self, in_size: int, out_size: int, storage: Storage, ops: OpSet) -> None:
+        super().__init__()
+        self.weight = parameter(out_size, in_size)
+        self.storage = storage
+        self.ops = ops
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [T, in_size] -> [T, out_size]."""
+        return self.ops.linear(x, self.ops.stored(self.weight, self.storage))
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight."""
+
+    def __init__(self, size: int, eps: float, ops: OpSet) -> None:
+        super().__init__()
+        self.weight = parameter(size)
+        self.eps = eps
+        self.ops = ops
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., size], same shape out."""
+        return self.ops.rms_norm(x, self.weight, self.eps)
+
+
+class Embedding(nn.Module):
+    """Token embeddings."""
+
+    def __init__(self, vocab_size: int, size: int) -> None:
+        super().__init__()
+        self.weight = parameter(vocab_size, size)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """token_ids: [T] int64 -> [T, size] float32."""
+        return self.weight[token_ids]

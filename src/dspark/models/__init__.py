@@ -1,0 +1,1 @@
+"""Assembly of whole models from plans: config parsing, the decoder, the draft."""

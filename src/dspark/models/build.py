@@ -1,0 +1,96 @@
+"""From a checkpoint folder to a model in memory: plan, modules, weights, token map."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dspark.checkpoint.folder import SafetensorsFolder, TensorSource
+from dspark.checkpoint.formats import dequantise_fp4, dequantise_fp8
+from dspark.checkpoint.load import Match, match_tensors
+from dspark.checkpoint.plan import SkippedTensor, TensorPlan
+from dspark.config.errors import CheckpointError
+from dspark.layers.plans import ModelPlan
+from dspark.models.decoder import Decoder
+from dspark.models.dspark_draft import DsparkDraft
+from dspark.models.engram_vocabulary import read_token_map
+from dspark.models.inventory import expected_tensors, skip_rules
+from dspark.models.names import place_of, unfilled, view_of
+from dspark.models.registry import parse_config
+from dspark.ops.opset import TORCH_OPS, OpSet
+
+
+class Model(nn.Module):
+    """A target with its draft, if the checkpoint has one."""
+
+    def __init__(self, plan: ModelPlan, ops: OpSet = TORCH_OPS, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.plan = plan
+        self.ops_name = ops.name
+        self.target = Decoder(plan, ops, dtype)
+        self.draft = DsparkDraft(plan, ops) if plan.draft else None
+        self.skipped: tuple[SkippedTensor, ...] = ()
+
+
+def read_plan(folder: Path) -> ModelPlan:
+    """The plan of a checkpoint folder, from config.json alone."""
+    return parse_config(read_config(folder))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a folder. Raises CheckpointError when it is absent or no JSON object."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"{folder} has no config.json: give the folder of a checkpoint in the official layout")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON ({error}): fetch it again") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} is not a JSON object: fetch it again")
+    return config
+
+
+def load_model(folder: Path, ops: OpSet = TORCH_OPS, dtype: torch.dtype = torch.float32) -> Model:
+    """Read a whole checkpoint.
+
+    Args:
+        folder: checkpoint in the official layout.
+        ops: twins that the modules use.
+        dtype: of activations and cached rows; weights are held as float32 with their stored values.
+    Raises:
+        CheckpointError: anything missing, unexpected, of the wrong shape or type, truncated or corrupt.
+    """
+    plan = read_plan(folder)
+    with SafetensorsFolder(folder) as source:
+        match = match_tensors(source.entries, expected_tensors(plan), skip_rules(plan))
+        model = Model(plan, ops, dtype)
+        _fill(model, source, match)
+    if plan.ngrams is not None:
+        model.target.token_map = read_token_map(folder, plan)
+    model.skipped = match.skipped
+    return model.eval()
+
+
+def _fill(model: Model, source: TensorSource, match: Match) -> None:
+    """Copy every tensor into its place, one at a time."""
+    scales = {plan.scale for plan in match.plans if plan.scale}
+    wanted = [plan for plan in match.plans if plan.name not in scales]
+    for plan in wanted:
+        view_of(place_of(plan.name), model).copy_(_values(source, plan))
+    if missed := unfilled(model, (place_of(plan.name) for plan in wanted), model.plan):
+        raise CheckpointError(f"the inventory does not fill {', '.join(missed)}")
+
+
+def _values(source: TensorSource, plan: TensorPlan) -> torch.Tensor:
+    """A tensor's stored values."""
+    tensor = source.read(plan.name)
+    if plan.scale is None:
+        return tensor
+    scale = source.read(plan.scale)
+    if plan.encoding == "fp4":
+        return dequantise_fp4(tensor, scale)
+    assert plan.block is not None
+    return dequantise_fp8(tensor, scale, plan.block)

@@ -1,0 +1,41 @@
+"""Fields of config.json that both model families spell alike."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dspark.config.errors import ConfigError
+from dspark.layers.plans import QuantPlan, Storage
+from dspark.ops.rope import YarnPlan
+
+
+def eos_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """End-of-sequence ids; config.json holds one id or a list."""
+    eos = config["eos_token_id"]
+    return tuple(eos) if isinstance(eos, list) else (eos,)
+
+
+def yarn_plan(scaling: Mapping[str, Any]) -> YarnPlan:
+    """The YaRN plan of a rope_scaling entry."""
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind != "yarn":
+        raise ConfigError(f"rope_scaling type is {kind!r}; only 'yarn' is known: check config.json")
+    return YarnPlan(
+        scaling["factor"], scaling["beta_fast"], scaling["beta_slow"], scaling["original_max_position_embeddings"]
+    )
+
+
+def quant_plan(settings: Mapping[str, Any] | None, expert_dtype: str | None, engram: Storage) -> QuantPlan:
+    """Storage of the quantised weights; everything is bf16 where config.json has no quantization_config."""
+    if settings is None:
+        return QuantPlan(Storage.BF16, Storage.BF16, Storage.BF16, 0)
+    method, scales = settings.get("quant_method"), settings.get("scale_fmt")
+    rows, columns = settings["weight_block_size"]
+    if method != "fp8" or scales != "ue8m0" or rows != columns:
+        raise ConfigError(
+            f"quantization_config has quant_method {method!r}, scale_fmt {scales!r} and weight_block_size "
+            f"[{rows}, {columns}]; known are 'fp8', 'ue8m0' and square blocks: convert the checkpoint first"
+        )
+    if expert_dtype not in ("fp4", "fp8", None):
+        raise ConfigError(f"expert_dtype is {expert_dtype!r}; known are 'fp4' and 'fp8'")
+    experts = Storage.FP4_GROUP if expert_dtype == "fp4" else Storage.FP8_BLOCK
+    return QuantPlan(Storage.FP8_BLOCK, experts, engram, rows)

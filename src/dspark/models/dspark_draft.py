@@ -1,0 +1,90 @@
+"""The DSpark draft: stages that see the target's features, a Markov head and a confidence head (DSpark sec. 3.1, 3.2.1)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dspark.layers.attention import SharedPicks
+from dspark.layers.block import Block
+from dspark.layers.hyper import CarriedCollapse, HeadMix, first_stream
+from dspark.layers.linear import Embedding, Linear, RMSNorm
+from dspark.layers.plans import ModelPlan, Storage
+from dspark.layers.quantisers import activation_quantiser
+from dspark.layers.state_view import StateView
+from dspark.models.decoder import Decoder
+from dspark.ops.opset import OpSet
+from dspark.ops.rope import rotations
+
+
+@dataclass(frozen=True)
+class DraftHidden:
+    """base_logits: [N, V] float32 before the Markov bias. hidden: [N, D] before the final norm, for the confidence."""
+
+    base_logits: Tensor
+    hidden: Tensor
+
+
+class DsparkDraft(nn.Module):
+    """Draft stages; embedding and head belong to the target and are passed in."""
+
+    def __init__(self, plan: ModelPlan, ops: OpSet) -> None:
+        super().__init__()
+        assert plan.draft is not None
+        self.plan = plan.draft
+        self.hyper = plan.hyper
+        size, quant = plan.hidden_size, plan.quant
+        self.main_proj = Linear(len(self.plan.target_layer_ids) * size, size, quant.dense, ops)
+        self.main_norm = RMSNorm(size, plan.norm_eps, ops)
+        self.stages = nn.ModuleList(Block(stage, quant, ops) for stage in self.plan.stages)
+        self.collapse = HeadMix(plan.hyper, size, ops) if plan.head_mix else CarriedCollapse(ops)
+        self.norm = RMSNorm(size, plan.norm_eps, ops)
+        self.markov_embed = Embedding(plan.vocab_size, self.plan.markov_rank)
+        self.markov_head = Linear(self.plan.markov_rank, plan.vocab_size, Storage.BF16, ops)
+        self.confidence = Linear(size + self.plan.markov_rank, 1, Storage.BF16, ops)
+        self.quantise = activation_quantiser(quant, ops)
+
+    def context_rows(self, target_hidden: Tensor, positions: Tensor) -> list[tuple[str, Tensor]]:
+        """Window rows that each stage keeps of committed tokens.
+
+        Args:
+            target_hidden: [N, n * D] of committed rows. positions: [N] int64.
+        Returns:
+            (store key, rows [N, K]) for each stage.
+        """
+        main = self.quantise(self.main_norm(self.main_proj(self.quantise(target_hidden))))
+        return [
+            (stage.plan.name, stage.attn.window_rows(main, rotations(positions, stage.attn.freqs)))
+            for stage in self.stages
+        ]
+
+    def forward(self, token_ids: Tensor, view: StateView, target: Decoder) -> DraftHidden:
+        """One parallel pass over draft blocks.
+
+        Args:
+            token_ids: [N] int64, blocks of [anchor, noise, ...]. view: the blocks' positions and context windows.
+            target: gives embedding and head.
+        """
+        streams = target.embed_streams(token_ids)
+        carried = first_stream(streams.shape[0], self.hyper.num_streams, streams.device)
+        picks = SharedPicks()
+        for stage in self.stages:
+            streams, carried = stage.attention_half(streams, carried, view, picks)
+            streams, carried = stage.feed_forward_half(streams, carried, token_ids)
+        hidden = self.collapse(streams, carried)
+        return DraftHidden(target.logits(self.norm(hidden)), hidden)
+
+    def block_tokens(self, anchors: Tensor) -> Tensor:
+        """[R] anchors -> [R * G] block inputs: the anchor, then noise tokens."""
+        block = anchors.new_full((anchors.shape[0], self.plan.block_size), self.plan.noise_token_id)
+        block[:, 0] = anchors
+        return block.flatten()
+
+    def markov_bias(self, previous_ids: Tensor) -> Tensor:
+        """Bias [R, V] float32 on the next position's logits given the token before it [R] (DSpark eq. 5)."""
+        return self.markov_head(self.markov_embed(previous_ids))
+
+    def confidence_logits(self, hidden: Tensor, previous_ids: Tensor) -> Tensor:
+        """Confidence logits [R] of hidden rows [R, D] after the tokens [R] (DSpark eq. 7)."""
+        features = torch.cat((hidden.float(), self.markov_embed(previous_ids)), dim=-1)
+        return self.confidence(features).squeeze(-1)

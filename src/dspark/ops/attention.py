@@ -1,0 +1,54 @@
+"""Attention of each row over its own gathered keys, with a sink in the denominator."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dspark.ops.linear import batched_product
+
+KEY_CHUNK = 64
+
+
+def sparse_attention(q: Tensor, sources: list[tuple[Tensor, Tensor]], sink: Tensor, scale: float) -> Tensor:
+    """softmax over the keys that `sources` name, values equal to keys, one key head shared by all query heads.
+
+    Keys are taken in chunks of KEY_CHUNK and the chunks are added one after the other, so a longer index
+    padded with -1 changes nothing: a masked chunk adds exact zeros.
+
+    Args:
+        q: [T, H, K].
+        sources: pairs (rows [N, K], index [T, J]); -1 in an index is no key. A row sees the keys of all pairs.
+        sink: [H] float32, logit of a value-less key; not scaled.
+        scale: factor on q.k.
+    Returns:
+        [T, H, K] in the dtype of `q`.
+    """
+    keys, masked = gather_keys(sources)
+    num_rows, num_heads, width = q.shape
+    chunks = keys.shape[1] // KEY_CHUNK
+    keys = keys.reshape(num_rows * chunks, KEY_CHUNK, width)
+    queries = q.float().unsqueeze(1).expand(-1, chunks, -1, -1).reshape(-1, num_heads, width)
+    scores = batched_product(queries, keys.transpose(1, 2)).mul_(scale)
+    scores = scores.view(num_rows, chunks, num_heads, KEY_CHUNK)
+    scores.masked_fill_(masked.view(num_rows, chunks, 1, KEY_CHUNK), float("-inf"))
+    top = torch.maximum(scores.amax(dim=(1, 3)), sink)
+    weights = torch.exp(scores - top[:, None, :, None])
+    denominators = weights.sum(-1)
+    values = batched_product(weights.flatten(0, 1), keys).view(num_rows, chunks, num_heads, width)
+    total, denominator = values[:, 0], denominators[:, 0]
+    for chunk in range(1, chunks):
+        total = total + values[:, chunk]
+        denominator = denominator + denominators[:, chunk]
+    denominator = denominator + torch.exp(sink - top)
+    return (total / denominator.unsqueeze(-1)).to(q.dtype)
+
+
+def gather_keys(sources: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Keys [T, J, K] float32 of all sources side by side and their mask [T, J] (True = no key); J in whole chunks."""
+    index = torch.cat([index for _, index in sources], dim=1)
+    keys = torch.cat([rows.float()[index.clamp(min=0)] for rows, index in sources], dim=1)
+    padding = -index.shape[1] % KEY_CHUNK
+    if padding:
+        index = F.pad(index, (0, padding), value=-1)
+        keys = F.pad(keys, (0, 0, 0, padding))
+    return keys, index < 0

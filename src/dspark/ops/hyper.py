@@ -1,0 +1,59 @@
+"""Manifold-constrained hyper-connections: several residual streams, mixed by small learned matrices."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dspark.ops.elementwise import sigmoid
+
+
+class StreamMix(NamedTuple):
+    """pre [T, S]: weights of the collapse. post [T, S]: weights of the write-back. comb [T, S, S]: stream i to j."""
+
+    pre: Tensor
+    post: Tensor
+    comb: Tensor
+
+
+def stream_rstd(flat: Tensor, eps: float) -> Tensor:
+    """Reciprocal RMS [T, 1] of flattened streams [T, S*D]; mix logits are scaled by it after their projection."""
+    return (flat.square().mean(-1, keepdim=True) + eps).rsqrt()
+
+
+def mix_streams(logits: Tensor, scale: Tensor, base: Tensor, num_streams: int, iterations: int, eps: float) -> StreamMix:
+    """Turn mix logits [T, (2 + S) * S] into pre, post and a doubly stochastic comb (Sinkhorn).
+
+    Args:
+        scale: [3] for pre, post and comb. base: [(2 + S) * S].
+        iterations: row and column normalisations; the first column step counts as one.
+        eps: added to pre, to comb's entries and to each denominator.
+    """
+    size = num_streams
+    pre = sigmoid(logits[:, :size] * scale[0] + base[:size]) + eps
+    post = 2.0 * sigmoid(logits[:, size : 2 * size] * scale[1] + base[size : 2 * size])
+    comb = (logits[:, 2 * size :] * scale[2] + base[2 * size :]).unflatten(-1, (size, size))
+    comb = torch.exp(comb - comb.amax(-1, keepdim=True))
+    comb = comb / comb.sum(-1, keepdim=True) + eps
+    comb = comb / (comb.sum(-2, keepdim=True) + eps)
+    for _ in range(iterations - 1):
+        comb = comb / (comb.sum(-1, keepdim=True) + eps)
+        comb = comb / (comb.sum(-2, keepdim=True) + eps)
+    return StreamMix(pre, post, comb)
+
+
+def head_mix(logits: Tensor, scale: Tensor, base: Tensor, eps: float) -> Tensor:
+    """Collapse weights [T, S] of a final mix without Sinkhorn: sigmoid(logits * scale + base) + eps."""
+    return sigmoid(logits * scale + base) + eps
+
+
+def collapse_streams(streams: Tensor, pre: Tensor) -> Tensor:
+    """Weighted sum over streams: [T, S, D], [T, S] -> [T, D] in the streams' dtype."""
+    return (streams.float() * pre.unsqueeze(-1)).sum(1).to(streams.dtype)
+
+
+def expand_streams(output: Tensor, streams: Tensor, mix: StreamMix) -> Tensor:
+    """Write a half's output back: out[j] = post[j] * output + sum_i comb[i, j] * streams[i] -> [T, S, D]."""
+    written = mix.post.unsqueeze(-1) * output.float().unsqueeze(1)
+    carried = (mix.comb.unsqueeze(-1) * streams.float().unsqueeze(2)).sum(1)
+    return (written + carried).to(streams.dtype)

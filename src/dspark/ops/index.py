@@ -1,0 +1,67 @@
+"""Scores of compressed rows for the indexer, and the choice of rows; ties go to the lower index."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dspark.ops.linear import linear
+
+SCORE_CHUNK = 64
+
+
+def index_scores(q: Tensor, weights: Tensor, keys: list[tuple[slice, Tensor]]) -> Tensor:
+    """Score of every compressed row for every query: sum over heads of weight * relu(q . k).
+
+    Args:
+        q: [T, H, K]. weights: [T, H] float32, may be negative.
+        keys: for each request the slice of its rows in T and its keys [C, K], C in whole SCORE_CHUNKs.
+    Returns:
+        [T, C] float32 with C the longest request; beyond a request's own keys the scores are zero.
+    """
+    longest = max(rows.shape[0] for _, rows in keys)
+    scores = q.new_zeros(q.shape[0], longest, dtype=torch.float32)
+    for span, rows in keys:
+        flat = q[span].float().flatten(0, 1)
+        for start in range(0, rows.shape[0], SCORE_CHUNK):
+            stop = start + SCORE_CHUNK
+            product = linear(flat, rows[start:stop].float()).clamp_(min=0).view(-1, q.shape[1], SCORE_CHUNK)
+            scores[span, start:stop] = (product * weights[span].unsqueeze(-1)).sum(1)
+    return scores
+
+
+def pick_rows(scores: Tensor, allowed: Tensor, count: int) -> Tensor:
+    """The `count` best allowed rows of each query, ascending, -1 where there are fewer.
+
+    Args:
+        scores: [T, C]. allowed: [T, C] bool. count: rows to pick.
+    Returns:
+        [T, count] int64.
+    """
+    if scores.shape[1] < count:
+        missing = count - scores.shape[1]
+        scores, allowed = F.pad(scores, (0, missing)), F.pad(allowed, (0, missing))
+    ranked = torch.sort(scores.masked_fill(~allowed, float("-inf")), dim=-1, descending=True, stable=True).indices
+    picks = ranked[:, :count]
+    none = scores.shape[1]
+    picks = torch.where(allowed.gather(1, picks), picks, none).sort(-1).values
+    return torch.where(picks < none, picks, -1)
+
+
+def candidate_rows(scores: Tensor, visible: Tensor, block_size: int, num_blocks: int) -> Tensor:
+    """Rows of the best candidate blocks: a block is worth its best visible row; the newest block always counts.
+
+    Args:
+        scores: [T, C]. visible: [T] rows that each query may see.
+        block_size: rows a block. num_blocks: blocks to keep, the newest visible one included.
+    Returns:
+        [T, C] bool, visible rows inside the kept blocks.
+    """
+    num_rows = scores.shape[1]
+    seen = torch.arange(num_rows, device=scores.device) < visible.unsqueeze(-1)
+    padded = F.pad(scores.masked_fill(~seen, float("-inf")), (0, -num_rows % block_size), value=float("-inf"))
+    worth = padded.unflatten(-1, (-1, block_size)).amax(-1)
+    newest = ((visible - 1).clamp(min=0) // block_size).unsqueeze(-1)
+    worth = worth.scatter(1, newest, float("inf"))
+    best = torch.sort(worth, dim=-1, descending=True, stable=True).indices[:, :num_blocks]
+    kept = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, best, True)
+    return kept.repeat_interleave(block_size, dim=-1)[:, :num_rows] & seen

@@ -1,0 +1,58 @@
+"""The set of op twins that a model is built with: chosen once, reported by name, never switched silently."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dspark.ops import attention, compress, engram, experts, hyper, index, linear, norm, quantise, rope
+
+
+@dataclass(frozen=True)
+class OpSet:
+    """The ops of the model math; every field has the signature of its torch twin.
+
+    `stored` maps a weight parameter and its storage name to the values that the product uses: the identity where
+    parameters already hold stored values, fake quantisation while training.
+    """
+
+    name: str
+    linear: Callable[[Tensor, Tensor], Tensor]
+    sparse_attention: Callable[[Tensor, list[tuple[Tensor, Tensor]], Tensor, float], Tensor]
+    routed_experts: Callable[..., Tensor]
+    index_scores: Callable[..., Tensor]
+    quantise_fp8: Callable[[Tensor, int], Tensor]
+    quantise_fp4: Callable[[Tensor, int], Tensor]
+    quantise_fp4_e4m3: Callable[[Tensor, int], Tensor]
+    stored: Callable[[Tensor, str], Tensor]
+    rms_norm: Callable[[Tensor, Tensor | None, float], Tensor]
+    apply_rope: Callable[[Tensor, Tensor, Tensor], Tensor]
+    pool_groups: Callable[[Tensor, Tensor], Tensor]
+    gate_and_up: Callable[[Tensor, float], Tensor]
+    stream_rstd: Callable[[Tensor, float], Tensor]
+    mix_streams: Callable[..., hyper.StreamMix]
+    collapse_streams: Callable[[Tensor, Tensor], Tensor]
+    expand_streams: Callable[[Tensor, Tensor, hyper.StreamMix], Tensor]
+    engram_gate: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+
+
+TORCH_OPS = OpSet(
+    name="torch",
+    linear=linear.linear,
+    sparse_attention=attention.sparse_attention,
+    routed_experts=experts.routed_experts,
+    index_scores=index.index_scores,
+    quantise_fp8=quantise.quantise_fp8,
+    quantise_fp4=quantise.quantise_fp4,
+    quantise_fp4_e4m3=quantise.quantise_fp4_e4m3,
+    stored=lambda weight, storage: weight,
+    rms_norm=norm.rms_norm,
+    apply_rope=rope.apply_rope,
+    pool_groups=compress.pool_groups,
+    gate_and_up=experts.gate_and_up,
+    stream_rstd=hyper.stream_rstd,
+    mix_streams=hyper.mix_streams,
+    collapse_streams=hyper.collapse_streams,
+    expand_streams=hyper.expand_streams,
+    engram_gate=engram.engram_gate,
+)

@@ -1,0 +1,1 @@
+"""Position-addressed state of requests: stores, pages, views of a pass, images."""

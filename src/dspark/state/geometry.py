@@ -1,0 +1,84 @@
+"""Which stores a model needs, derived from its plan: rings by reach, growing rows by ratio."""
+
+import math
+from dataclasses import dataclass
+
+from dspark.config.errors import ConfigError
+from dspark.layers.plans import LayerPlan, ModelPlan
+
+_SMALLEST_PAGE_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class RingPlan:
+    """A ring of token rows: `reach` rows before a query are needed to compute it."""
+
+    key: str
+    reach: int
+    width: int
+
+
+@dataclass(frozen=True)
+class AppendPlan:
+    """Rows that grow with the request, one per `ratio` tokens."""
+
+    key: str
+    ratio: int
+    width: int
+
+
+@dataclass(frozen=True)
+class StateGeometry:
+    """All stores of a model, and the tokens of one page."""
+
+    windows: tuple[RingPlan, ...]
+    tails: tuple[RingPlan, ...]
+    appends: tuple[AppendPlan, ...]
+    page_tokens: int
+
+
+def ring_rows(ring: RingPlan, max_query_len: int) -> int:
+    """Physical rows so that `max_query_len` tentative rows never overwrite a row that the next pass needs.
+
+    A pass at committed position c reads from c - reach + 1; the longest tentative write ends at c + max_query_len - 1.
+    Example: reach 128 and 6 rows give 133; writing 300..305 leaves 173..299 untouched, and 300 needs 173.
+    """
+    return ring.reach - 1 + max_query_len
+
+
+def require_ring_rows(ring: RingPlan, rows: int, max_query_len: int) -> None:
+    """Refuse a ring that a verify pass would corrupt."""
+    needed = ring_rows(ring, max_query_len)
+    if rows < needed:
+        raise ConfigError(
+            f"store {ring.key} has {rows} ring rows, but a reach of {ring.reach} and {max_query_len} tentative rows "
+            f"need {needed}: enlarge the ring or lower num_speculative_tokens"
+        )
+
+
+def state_geometry(plan: ModelPlan) -> StateGeometry:
+    """The stores of target layers and draft stages."""
+    layers = plan.layers + (plan.draft.stages if plan.draft else ())
+    windows = tuple(RingPlan(layer.name, layer.attention.window, layer.attention.head_dim) for layer in layers)
+    tails: list[RingPlan] = []
+    appends: list[AppendPlan] = []
+    for layer in layers:
+        _add_compression(layer, tails, appends)
+    page_tokens = math.lcm(_SMALLEST_PAGE_TOKENS, *(append.ratio for append in appends))
+    return StateGeometry(windows, tuple(tails), tuple(appends), page_tokens)
+
+
+def _add_compression(layer: LayerPlan, tails: list[RingPlan], appends: list[AppendPlan]) -> None:
+    compression = layer.attention.compression
+    if compression is None:
+        return
+    sources = []
+    if compression.compressor is not None:
+        sources.append((f"layers.{layer.index}.compressed", compression.compressor, layer.attention.head_dim))
+    indexer = compression.indexer
+    if indexer is not None and indexer.owns_keys:
+        sources.append((f"layers.{layer.index}.index", indexer.key_compressor, indexer.head_dim))
+    for key, compressor, width in sources:
+        appends.append(AppendPlan(key, compression.ratio, width))
+        if compressor is not None and compressor.has_gate:
+            tails.append(RingPlan(key, compressor.reach, 2 * compressor.projected_width))

@@ -1,0 +1,200 @@
+"""Storage of every request's state, and the life of a request in it: open, grow, commit, fork, image, close.
+
+A row is addressed by the absolute position of the token that wrote it, so commit is one integer and a rejected
+row needs no undoing: it lies beyond `committed`, nothing reads it, and the next pass at that position overwrites it.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dspark.config.errors import ConfigError, DSparkError
+from dspark.layers.plans import ModelPlan
+from dspark.state.geometry import RingPlan, StateGeometry, require_ring_rows, ring_rows, state_geometry
+from dspark.state.pages import PageAllocator
+
+
+@dataclass
+class RequestState:
+    """A request's place in the stores. Positions below `committed` are final; `tentative` rows follow them."""
+
+    slot: int
+    pages: list[int] = field(default_factory=list)
+    committed: int = 0
+    tentative: int = 0
+
+    def require_settled(self, action: str) -> None:
+        """Refuse an action that must not see tentative rows."""
+        if self.tentative:
+            raise AssertionError(f"{action} with {self.tentative} tentative rows after position {self.committed}")
+
+
+@dataclass(frozen=True)
+class StateImage:
+    """A request's non-paged state at `committed`, and the pages that it shares."""
+
+    committed: int
+    rings: dict[str, Tensor]
+    pages: tuple[int, ...]
+
+
+class ModelState:
+    """All stores of one model on one device.
+
+    Args:
+        plan: gives the stores.
+        num_slots: requests that can hold ring state at once.
+        num_pages: pages of growing rows, shared by all requests.
+        max_query_len: longest span that may stay tentative, 1 + num_speculative_tokens.
+        num_ring_rows: physical rows of each window ring; the least that is safe by default.
+    """
+
+    def __init__(
+        self,
+        plan: ModelPlan,
+        num_slots: int,
+        num_pages: int,
+        max_query_len: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        num_ring_rows: int | None = None,
+    ) -> None:
+        self.geometry: StateGeometry = state_geometry(plan)
+        self.max_query_len = max_query_len
+        self.page_tokens = self.geometry.page_tokens
+        self.pages = PageAllocator(num_pages)
+        self.requests: list[RequestState] = []
+        self.images: list[StateImage] = []
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+        self.num_slots = num_slots
+        self.rings: dict[str, Tensor] = {}
+        for ring in self.geometry.windows:
+            self._add_ring(ring, ring.key, num_slots, num_ring_rows, dtype, device)
+        for ring in self.geometry.tails:
+            self._add_ring(ring, tail_key(ring.key), num_slots, None, torch.float32, device)
+        self.appends = {
+            store.key: torch.zeros(num_pages * self.page_tokens // store.ratio, store.width, dtype=dtype, device=device)
+            for store in self.geometry.appends
+        }
+        self.window_reach = {ring.key: ring.reach for ring in self.geometry.windows}
+        self.append_ratios = {store.key: store.ratio for store in self.geometry.appends}
+        self.device = torch.device(device)
+
+    def _add_ring(
+        self,
+        ring: RingPlan,
+        key: str,
+        num_slots: int,
+        rows: int | None,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        rows = ring_rows(ring, self.max_query_len) if rows is None else rows
+        require_ring_rows(ring, rows, self.max_query_len)
+        self.rings[key] = torch.zeros(num_slots, rows, ring.width, dtype=dtype, device=device)
+
+    def open(self) -> RequestState:
+        """A new request at position 0. Old rows of its slot stay where they are: no position reaches them."""
+        if not self._free_slots:
+            raise ConfigError(f"all {self.num_slots} slots are in use: raise max_num_seqs or run fewer requests")
+        request = RequestState(self._free_slots.pop())
+        self.requests.append(request)
+        return request
+
+    def close(self, request: RequestState) -> None:
+        """Free the slot and the pages, whatever is tentative."""
+        self.requests.remove(request)
+        for page in request.pages:
+            self.pages.release(page)
+        request.pages.clear()
+        self._free_slots.append(request.slot)
+
+    def pages_needed(self, request: RequestState, num_rows: int) -> int:
+        """Pages that `reserve` would take."""
+        last = request.committed + num_rows
+        return max(0, -(-last // self.page_tokens) - len(request.pages))
+
+    def reserve(self, request: RequestState, num_rows: int) -> None:
+        """Make room for `num_rows` rows after the committed ones. Raises OutOfPages, holding nothing new then."""
+        needed = self.pages_needed(request, num_rows)
+        taken: list[int] = []
+        try:
+            for _ in range(needed):
+                taken.append(self.pages.take())
+        except DSparkError:
+            for page in taken:
+                self.pages.release(page)
+            raise
+        request.pages.extend(taken)
+
+    def commit(self, request: RequestState, num_rows: int) -> None:
+        """Make the first `num_rows` tentative rows final; the rest is forgotten. The only line where state moves."""
+        if not 1 <= num_rows <= request.tentative:
+            raise AssertionError(f"commit of {num_rows} rows with {request.tentative} tentative")
+        request.committed += num_rows
+        request.tentative = 0
+
+    def image(self, request: RequestState) -> StateImage:
+        """Save a request's state at its committed position; its pages are shared, the rings copied."""
+        request.require_settled("an image")
+        rings = {key: ring[request.slot].clone() for key, ring in self.rings.items()}
+        used = -(-request.committed // self.page_tokens)
+        image = StateImage(request.committed, rings, tuple(self.pages.share(page) for page in request.pages[:used]))
+        self.images.append(image)
+        return image
+
+    def restore(self, image: StateImage) -> RequestState:
+        """A new request that continues from an image.
+
+        Whole pages are shared. A page that is filled in part is copied, because the request will write into it.
+        """
+        request = self.open()
+        try:
+            for number, page in enumerate(image.pages):
+                whole = (number + 1) * self.page_tokens <= image.committed
+                request.pages.append(self.pages.share(page) if whole else self._copy_page(page))
+        except DSparkError:
+            self.close(request)
+            raise
+        for key, saved in image.rings.items():
+            self.rings[key][request.slot] = saved
+        request.committed = image.committed
+        return request
+
+    def drop(self, image: StateImage) -> None:
+        """Forget an image and release its pages."""
+        self.images.remove(image)
+        for page in image.pages:
+            self.pages.release(page)
+
+    def fork(self, request: RequestState) -> RequestState:
+        """A second request with the same committed history."""
+        image = self.image(request)
+        try:
+            return self.restore(image)
+        finally:
+            self.drop(image)
+
+    def _copy_page(self, page: int) -> int:
+        copy = self.pages.take()
+        for key, rows in self.appends.items():
+            count = self.page_tokens // self.append_ratios[key]
+            rows[copy * count : (copy + 1) * count] = rows[page * count : (page + 1) * count]
+        return copy
+
+    def check_integrity(self) -> None:
+        """Assert that slots and pages are held exactly by the open requests and images."""
+        slots = [request.slot for request in self.requests]
+        assert len(set(slots)) == len(slots), f"a slot is used twice: {slots}"
+        assert sorted(slots + self._free_slots) == list(range(self.num_slots)), "slots are lost or invented"
+        held: dict[int, int] = {}
+        for pages in [request.pages for request in self.requests] + [list(image.pages) for image in self.images]:
+            for page in pages:
+                held[page] = held.get(page, 0) + 1
+        self.pages.check_integrity(held)
+
+
+def tail_key(key: str) -> str:
+    """Ring name of the open group's inputs of a growing store."""
+    return f"{key}.tail"

@@ -1,0 +1,93 @@
+"""Row arithmetic of one ragged pass: which row belongs to which request and where its neighbours lie.
+
+Example: request A writes 3 rows from position 10, request B 2 rows from position 7. The pass has T = 5 rows at
+positions 10 11 12 7 8; B's rows start at offset 3.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspark.state.model_state import RequestState
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows of one request at consecutive positions start, start + 1, ..., stop - 1."""
+
+    request: RequestState
+    start: int
+    num_rows: int
+
+    @property
+    def stop(self) -> int:
+        """Position after the last row."""
+        return self.start + self.num_rows
+
+
+def next_span(request: RequestState, num_rows: int) -> Span:
+    """The span that follows a request's committed rows."""
+    return Span(request, request.committed, num_rows)
+
+
+class RowMap:
+    """Tensors that address the rows of a pass; `num_padding` inert rows may follow the real ones."""
+
+    def __init__(self, spans: list[Span], num_padding: int, device: torch.device) -> None:
+        self.spans = spans
+        self.device = device
+        self.num_padding = num_padding
+        offsets, positions, owners = [], [], []
+        total = 0
+        for number, span in enumerate(spans):
+            offsets.append(total)
+            positions.extend(range(span.start, span.stop))
+            owners.extend([number] * span.num_rows)
+            total += span.num_rows
+        self.num_rows = total
+        self.offsets = offsets
+        self.positions = self._tensor(positions + [0] * num_padding)
+        self.owners = self._tensor(owners + [0] * num_padding)
+        self.starts = self._tensor([span.start for span in spans])
+        self.offset_of = self._tensor(offsets)
+        self.slots = self._tensor([span.request.slot for span in spans])
+        self.is_padding = torch.arange(total + num_padding, device=device) >= total
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    def slices(self) -> list[slice]:
+        """Rows of each request in the pass."""
+        return [
+            slice(offset, offset + span.num_rows) for offset, span in zip(self.offsets, self.spans, strict=True)
+        ]
+
+    def locate(self, owners: Tensor, positions: Tensor, ring_rows: int) -> Tensor:
+        """Where a token's row lies in [rings of the pass's requests, rows of the pass].
+
+        The ring part has len(spans) * ring_rows rows. Example: with 133 ring rows, request 1 and start 200, position
+        199 is ring row 133 + 199 % 133 = 199; position 201 is fresh, at 2 * 133 + offset + 1.
+
+        Args:
+            owners, positions: int64 of one shape; a negative position is no token.
+        Returns:
+            the same shape, -1 where there is no token.
+        """
+        first = self.starts[owners]
+        fresh = len(self.spans) * ring_rows + self.offset_of[owners] + positions - first
+        kept = owners * ring_rows + positions % ring_rows
+        return torch.where(positions < 0, -1, torch.where(positions >= first, fresh, kept))
+
+    def ring_writes(self, ring_rows: int) -> tuple[Tensor, Tensor]:
+        """Rows of the pass to keep and their places in a flattened store [slots * ring_rows].
+
+        A span longer than the ring keeps its last rows only, so no place is written twice.
+        """
+        rows, places = [], []
+        for offset, span in zip(self.offsets, self.spans, strict=True):
+            first = max(span.start, span.stop - ring_rows)
+            rows.extend(range(offset + first - span.start, offset + span.num_rows))
+            base = span.request.slot * ring_rows
+            places.extend(base + position % ring_rows for position in range(first, span.stop))
+        return self._tensor(rows), self._tensor(places)

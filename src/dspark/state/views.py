@@ -1,0 +1,167 @@
+"""Views of the state for one pass: of the target (reads and tentative writes) and of the draft (reads only)."""
+
+import torch
+from torch import Tensor
+
+from dspark.state.model_state import ModelState, tail_key
+from dspark.state.spans import RowMap, Span
+
+
+class PassView:
+    """The target's view: `StateView` over the spans of a pass. Creating it marks the rows tentative."""
+
+    def __init__(self, state: ModelState, spans: list[Span], num_padding: int = 0) -> None:
+        for span in spans:
+            span.request.require_settled("a new pass")
+            assert span.start == span.request.committed, "a pass starts at the committed position"
+            state.reserve(span.request, span.num_rows)
+        for span in spans:
+            span.request.tentative = span.num_rows
+        self.state = state
+        self.rows = RowMap(spans, num_padding, state.device)
+        self.positions = self.rows.positions
+        self._writes: dict[int, tuple[Tensor, Tensor]] = {}
+        self._windows: dict[tuple[int, int], Tensor] = {}
+        self._groups: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._visible: dict[int, Tensor] = {}
+        longest = max(len(span.request.pages) for span in spans)
+        tables = [span.request.pages + [0] * (longest - len(span.request.pages)) for span in spans]
+        self._page_table = torch.tensor(tables, dtype=torch.int64, device=state.device).view(len(spans), longest)
+
+    def window_keys(self, key: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """See `StateView.window_keys`."""
+        ring = self.state.rings[key]
+        joined = self._write_ring(ring, rows)
+        return joined, self._window_index(self.state.window_reach[key], ring.shape[1])
+
+    def _write_ring(self, ring: Tensor, rows: Tensor) -> Tensor:
+        """Rows of the pass's requests before the pass, then the pass's own [N, K]; then keep the own ones in the ring."""
+        joined = torch.cat((ring[self.rows.slots].flatten(0, 1), rows.to(ring.dtype)))
+        ring_rows = ring.shape[1]
+        if ring_rows not in self._writes:
+            self._writes[ring_rows] = self.rows.ring_writes(ring_rows)
+        kept, places = self._writes[ring_rows]
+        ring.view(-1, ring.shape[2])[places] = rows[kept].to(ring.dtype)
+        return joined
+
+    def _window_index(self, window: int, ring_rows: int) -> Tensor:
+        """[T, W] places of each query's window in the joined rows, oldest first."""
+        memo = (window, ring_rows)
+        if memo not in self._windows:
+            back = torch.arange(1 - window, 1, device=self.state.device)
+            positions = self.positions.unsqueeze(-1) + back
+            owners = self.rows.owners.unsqueeze(-1).expand_as(positions)
+            index = self.rows.locate(owners, positions, ring_rows)
+            self._windows[memo] = index.masked_fill_(self.rows.is_padding.unsqueeze(-1), -1)
+        return self._windows[memo]
+
+    def _completed(self, ratio: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Owners, first positions and store places of the groups that this pass completes, each [C]."""
+        if ratio not in self._groups:
+            owners, first, places = [], [], []
+            per_page = self.state.page_tokens // ratio
+            for number, span in enumerate(self.rows.spans):
+                for group in range(span.start // ratio, span.stop // ratio):
+                    owners.append(number)
+                    first.append(group * ratio)
+                    places.append(span.request.pages[group // per_page] * per_page + group % per_page)
+            tensors = [torch.tensor(part, dtype=torch.int64, device=self.state.device) for part in (owners, first, places)]
+            self._groups[ratio] = (tensors[0], tensors[1], tensors[2])
+        return self._groups[ratio]
+
+    def group_positions(self, ratio: int) -> Tensor:
+        """See `StateView.group_positions`."""
+        return self._completed(ratio)[1]
+
+    def group_inputs(self, key: str, rows: Tensor, ratio: int, reach: int) -> tuple[Tensor, Tensor]:
+        """See `StateView.group_inputs`."""
+        ring = self.state.rings[tail_key(key)]
+        joined = self._write_ring(ring, rows)
+        owners, first, _ = self._completed(ratio)
+        positions = first.unsqueeze(-1) + torch.arange(ratio - reach, ratio, device=self.state.device)
+        index = self.rows.locate(owners.unsqueeze(-1).expand_as(positions), positions, ring.shape[1])
+        return joined[index.clamp(min=0)], index >= 0
+
+    def append(self, key: str, ratio: int, rows: Tensor) -> None:
+        """See `StateView.append`."""
+        store = self.state.appends[key]
+        store[self._completed(ratio)[2]] = rows.to(store.dtype)
+
+    def appended(self, key: str) -> Tensor:
+        """See `StateView.appended`."""
+        return self.state.appends[key]
+
+    def visible(self, ratio: int) -> Tensor:
+        """See `StateView.visible`; a padding row sees nothing."""
+        if ratio not in self._visible:
+            counts = (self.positions + 1) // ratio
+            self._visible[ratio] = counts.masked_fill(self.rows.is_padding, 0)
+        return self._visible[ratio]
+
+    def max_visible(self, ratio: int) -> int:
+        """See `StateView.max_visible`."""
+        return max(span.stop // ratio for span in self.rows.spans)
+
+    def addresses(self, ratio: int, rows: Tensor) -> Tensor:
+        """See `StateView.addresses`."""
+        per_page = self.state.page_tokens // ratio
+        known = rows.clamp(min=0)
+        pages = self._page_table[self.rows.owners.unsqueeze(-1), (known // per_page).clamp_(max=self._page_table.shape[1] - 1)]
+        return torch.where(rows >= 0, pages * per_page + known % per_page, -1)
+
+    def keys_by_request(self, key: str, ratio: int, chunk: int) -> list[tuple[slice, Tensor]]:
+        """See `StateView.keys_by_request`."""
+        store = self.state.appends[key]
+        per_page = self.state.page_tokens // ratio
+        found = []
+        for number, (span, rows) in enumerate(zip(self.rows.spans, self.rows.slices(), strict=True)):
+            length = -(-max(span.stop // ratio, 1) // chunk) * chunk
+            every = torch.arange(length, device=self.state.device)
+            pages = self._page_table[number][(every // per_page).clamp_(max=self._page_table.shape[1] - 1)]
+            found.append((rows, store[pages * per_page + every % per_page]))
+        return found
+
+
+class DraftView:
+    """The draft's view: blocks that follow each request's committed rows and see its window and themselves."""
+
+    def __init__(self, state: ModelState, spans: list[Span]) -> None:
+        for span in spans:
+            span.request.require_settled("a draft pass")
+        self.state = state
+        self.rows = RowMap(spans, 0, state.device)
+        self.positions = self.rows.positions
+        self._windows: dict[tuple[int, int], Tensor] = {}
+
+    def window_keys(self, key: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Context window and own block for every query of a block; nothing is kept."""
+        ring = self.state.rings[key]
+        memo = (self.state.window_reach[key], ring.shape[1])
+        if memo not in self._windows:
+            self._windows[memo] = self._block_index(*memo)
+        return torch.cat((ring[self.rows.slots].flatten(0, 1), rows.to(ring.dtype))), self._windows[memo]
+
+    def _block_index(self, window: int, ring_rows: int) -> Tensor:
+        """[N, W + G]: the window that ends at the last committed position, then all rows of the own block."""
+        block = self.rows.spans[0].num_rows
+        reach = torch.arange(-window, block, device=self.state.device)
+        positions = self.rows.starts[self.rows.owners].unsqueeze(-1) + reach
+        return self.rows.locate(self.rows.owners.unsqueeze(-1).expand_as(positions), positions, ring_rows)
+
+
+def keep_context(state: ModelState, spans: list[Span], rows_by_key: list[tuple[str, Tensor]]) -> None:
+    """Write draft window rows of committed tokens.
+
+    Args:
+        spans: committed rows of each request.
+        rows_by_key: (store key, rows [N, K]) in the order of the spans' rows.
+    """
+    rows = RowMap(spans, 0, state.device)
+    writes: dict[int, tuple[Tensor, Tensor]] = {}
+    for key, values in rows_by_key:
+        ring = state.rings[key]
+        ring_rows = ring.shape[1]
+        if ring_rows not in writes:
+            writes[ring_rows] = rows.ring_writes(ring_rows)
+        kept, places = writes[ring_rows]
+        ring.view(-1, ring.shape[2])[places] = values[kept].to(ring.dtype)
