@@ -1,0 +1,61 @@
+"""The program `dspark`: its commands, and what a failure prints and returns.
+
+Exit codes are in `dspark.cli.exit_codes`.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from dspark.cli import exit_codes
+from dspark.cli.bench import bench_app
+from dspark.cli.chat import chat
+from dspark.cli.console import fail
+from dspark.cli.doctor import doctor
+from dspark.cli.generate import generate
+from dspark.cli.train import train_app
+from dspark.cli.validate import validate_app
+from dspark.config.errors import DSparkError
+from dspark.version import __version__
+
+app = typer.Typer(
+    name="dspark",
+    help="Exact inference with DSpark speculative decoding. Every command works on the embedded model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("generate")(generate)
+app.command("chat")(chat)
+app.add_typer(bench_app, name="bench")
+app.add_typer(validate_app, name="validate")
+app.add_typer(train_app, name="train")
+app.command("doctor")(doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dspark {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Hold the options of the program itself."""
+
+
+def main() -> None:
+    """Run the command line and exit; a user's mistake costs one sentence, never a traceback."""
+    try:
+        app()
+    except DSparkError as error:
+        fail(str(error))
+        sys.exit(exit_codes.REFUSED)
+    except KeyboardInterrupt:
+        sys.exit(exit_codes.INTERRUPTED)

@@ -1,0 +1,103 @@
+"""`dspark bench`: measure modes against each other in one run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dspark.bench.generate import GenerateReport, Item, run_generate_bench
+from dspark.bench.plot import plot_generate, require_matplotlib
+from dspark.bench.prompts import DOMAINS, BenchPrompt, load_prompts
+from dspark.bench.table import generate_lines, generate_tables
+from dspark.cli import exit_codes, options
+from dspark.cli.console import note, out, print_json, progress
+from dspark.cli.files import write_whole
+from dspark.cli.options import DraftChoice
+from dspark.cli.session import encode_text, model_folder, model_name, open_llm, require_speculation
+from dspark.config.errors import DSparkError
+from dspark.engine import LLM
+from dspark.serve.chat_template import read_chat_template
+
+bench_app = typer.Typer(help="Measure modes against each other in one run.", no_args_is_help=True)
+
+
+@bench_app.callback()
+def _bench() -> None:
+    """Keep `generate` a command of its own while it is the only one."""
+
+
+@bench_app.command("generate")
+def generate(
+    model: options.Model = None,
+    domain: Annotated[
+        list[str] | None, typer.Option("--domain", help=f"One of {', '.join(DOMAINS)}; may be repeated.")
+    ] = None,
+    prompts: Annotated[int | None, typer.Option("--prompts", help="Prompts of each domain; all without it.")] = None,
+    max_tokens: options.MaxTokens = 96,
+    repeats: Annotated[int, typer.Option("--repeats", help="Runs of each mode for each prompt.")] = 2,
+    temperature: options.Temperature = 0.0,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Also write a picture (PNG; needs matplotlib).")
+    ] = None,
+) -> None:
+    """Plain decoding against DSpark on held-out prompts by domain; fails when one token differs."""
+    chosen = load_prompts(domain or DOMAINS, prompts)
+    params = options.sampling_params(temperature, 1.0, 0, 0.0, seed, max_tokens, None)
+    if plot is not None:
+        _check_plot(plot)
+    drafted = open_llm(model, DraftChoice.DSPARK)
+    require_speculation(drafted, "this benchmark")
+    plain = open_llm(model, DraftChoice.OFF)
+    items = [_as_item(drafted, prompt, model) for prompt in chosen]
+    with progress() as display:
+        task = display.add_task("prompts", total=len(items))
+        report = run_generate_bench(
+            plain,
+            drafted,
+            items,
+            params,
+            model=model_name(model),
+            device=drafted.device,
+            repeats=repeats,
+            on_prompt=lambda measurement: display.advance(task),
+        )
+    _publish(report, as_json, plot)
+    if report.is_interrupted:
+        raise typer.Exit(exit_codes.INTERRUPTED)
+    if not report.is_identical:
+        raise typer.Exit(exit_codes.FAILED)
+
+
+def _check_plot(file: Path) -> None:
+    """Refuse what would fail after minutes of measuring."""
+    require_matplotlib()
+    if file.suffix.lower() != ".png":
+        raise DSparkError(f"--plot writes PNG files, and {file.name} does not end in .png")
+    if not file.parent.is_dir():
+        raise DSparkError(f"--plot cannot write to {file}: the folder {file.parent} does not exist")
+
+
+def _as_item(llm: LLM, prompt: BenchPrompt, model: Path | None) -> Item:
+    """Token ids of a prompt; dialogues go through the model's chat template."""
+    if prompt.text is not None:
+        text = prompt.text
+    else:
+        text = read_chat_template(model_folder(model)).render(prompt.messages)
+    return Item(prompt.domain, prompt.name, tuple(encode_text(llm, text)))
+
+
+def _publish(report: GenerateReport, as_json: bool, plot: Path | None) -> None:
+    if plot is not None:
+        write_whole(plot, plot_generate(report))
+        note(f"wrote {plot}")
+    if report.is_interrupted:
+        note(f"interrupted after {report.total.num_prompts} prompts")
+    if as_json:
+        print_json(report.as_json())
+        return
+    for table in generate_tables(report):
+        out.print(table)
+    for line in generate_lines(report):
+        out.print(line)

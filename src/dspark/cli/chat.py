@@ -1,0 +1,77 @@
+"""`dspark chat`: a dialogue in the terminal."""
+
+import sys
+from functools import partial
+
+import typer
+
+from dspark.cli import exit_codes, options
+from dspark.cli.console import fail, has_color, note, out
+from dspark.cli.files import decode_utf8
+from dspark.cli.options import DEFAULTS, DraftChoice
+from dspark.cli.reply import Reply, gather
+from dspark.cli.session import decode_ids, model_folder, open_llm
+from dspark.cli.token_text import TokenText
+from dspark.config.errors import DSparkError
+from dspark.config.sampling import SamplingParams
+from dspark.engine import LLM
+from dspark.serve.chat_template import ChatTemplate, Message, read_chat_template
+
+
+def chat(
+    model: options.Model = None,
+    draft: options.Draft = DraftChoice.DSPARK,
+    temperature: options.Temperature = 0.7,
+    top_p: options.TopP = 0.95,
+    top_k: options.TopK = DEFAULTS.top_k,
+    min_p: options.MinP = DEFAULTS.min_p,
+    seed: options.Seed = DEFAULTS.seed,
+    max_tokens: options.MaxTokens = DEFAULTS.max_tokens,
+    stop: options.Stop = None,
+) -> None:
+    """Talk to the model, a line at a time. /new forgets the dialogue, Ctrl-D ends it, Ctrl-C stops a reply."""
+    params = options.sampling_params(temperature, top_p, top_k, min_p, seed, max_tokens, stop)
+    template = read_chat_template(model_folder(model))
+    llm = open_llm(model, draft)
+    messages: list[Message] = []
+    note("type a line; /new starts again, Ctrl-D ends")
+    while (line := _read_line()) is not None:
+        if line == "/new":
+            messages.clear()
+        elif line:
+            _take_turn(llm, template, params, messages, line)
+
+
+def _read_line() -> str | None:
+    """The next line without its surrounding space, or None at the end of input; invalid UTF-8 is asked for again."""
+    while True:
+        if sys.stdin.isatty():
+            out.print("> ", end="", style="bold")
+        line = sys.stdin.buffer.readline()
+        if not line:
+            return None
+        try:
+            return decode_utf8(line, "the line").strip()
+        except DSparkError as error:
+            fail(f"{error}: type it again")
+
+
+def _take_turn(llm: LLM, template: ChatTemplate, params: SamplingParams, messages: list[Message], line: str) -> None:
+    """Ask, print the reply, and remember both; a turn that is refused is forgotten."""
+    question = {"role": "user", "content": line}
+    try:
+        reply = _answer(llm, template.render([*messages, question]), params)
+    except DSparkError as error:
+        fail(f"{error} (/new starts again)")
+        return
+    messages += [question, {"role": "assistant", "content": reply.text}]
+    note(reply.summary())
+    if reply.is_interrupted:
+        raise typer.Exit(exit_codes.INTERRUPTED)
+
+
+def _answer(llm: LLM, prompt: str, params: SamplingParams) -> Reply:
+    printer = TokenText(out.file, partial(decode_ids, llm), is_colored=has_color())
+    reply = gather(llm, prompt, params, printer.show)
+    out.print()
+    return reply

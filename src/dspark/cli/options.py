@@ -1,0 +1,51 @@
+"""The flags that several commands share, named as in the config, and what they turn into."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dspark.config.sampling import SamplingParams
+
+DEFAULTS = SamplingParams()
+
+
+class DraftChoice(StrEnum):
+    """Who proposes tokens."""
+
+    DSPARK = "dspark"
+    OFF = "off"
+
+
+Model = Annotated[
+    Path | None, typer.Option("--model", metavar="DIR", help="Folder of a checkpoint; the embedded model without it.")
+]
+Draft = Annotated[DraftChoice, typer.Option("--draft", help="Who proposes tokens; off decodes plainly.")]
+Temperature = Annotated[float, typer.Option("--temperature", help="0 takes the most likely token.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Keep the smallest set of tokens that reaches this share.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Keep the k most likely tokens; 0 keeps all.")]
+MinP = Annotated[float, typer.Option("--min-p", help="Drop tokens below this share of the most likely one.")]
+Seed = Annotated[int, typer.Option("--seed", help="Key of the noise; the same seed draws the same tokens.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Tokens to generate at most.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the output; may be repeated.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+def sampling_params(
+    temperature: float, top_p: float, top_k: int, min_p: float, seed: int, max_tokens: int, stop: list[str] | None
+) -> SamplingParams:
+    """The checked parameters of one request.
+
+    Raises:
+        ConfigError: a value is out of range; the message names it.
+    """
+    return SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=tuple(stop or ()),
+    )

@@ -1,0 +1,67 @@
+"""An engine that emits a given text in given steps, for tests of what stands above the engine."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dspark.engine import Emission
+from dspark.speculative.statistics import AcceptanceStatistics
+
+WIDTH = 5
+
+
+class ByteTokenizer:
+    """Every UTF-8 byte is a token."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(token_ids).decode("utf-8", "replace")
+
+
+@dataclass
+class FakeCompletion:
+    token_ids: list[int]
+    statistics: AcceptanceStatistics
+
+
+@dataclass
+class FakeLLM:
+    """Emits the bytes of `text`: first one token, then `accepted` drafts and a bonus in every round.
+
+    `before_emission` is called with the number of tokens emitted so far, and may raise.
+    """
+
+    text: str = "the quick brown fox"
+    accepted: int = 3
+    speculation_status: str = "running"
+    before_emission: Callable[[int], None] = lambda emitted: None
+    prompts: list[object] = field(default_factory=list)
+    tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def stream(self, prompt: object, params: object) -> Iterator[Emission]:
+        self.prompts.append(prompt)
+        tokens = self.tokenizer.encode(self.text)[: params.max_tokens]
+        emitted, printed = 0, 0
+        while emitted < len(tokens):
+            self.before_emission(emitted)
+            chunk = tokens[emitted : emitted + (self.accepted + 1 if emitted else 1)]
+            emitted += len(chunk)
+            complete = self.tokenizer.decode(tokens[:emitted]).rstrip("\ufffd")
+            text, printed = complete[printed:], len(complete)
+            yield Emission(tuple(chunk), len(chunk) - 1, text, "length" if emitted == len(tokens) else None)
+
+    def generate(self, prompts: list[list[int]], params: object) -> list[FakeCompletion]:
+        completions = []
+        for prompt in prompts:
+            statistics = AcceptanceStatistics(WIDTH)
+            token_ids: list[int] = []
+            for emission in self.stream(prompt, params):
+                if token_ids:
+                    statistics.record(WIDTH if self.accepted else 0, emission.num_accepted)
+                token_ids += emission.token_ids
+            completions.append(FakeCompletion(token_ids, statistics))
+        return completions

@@ -1,0 +1,219 @@
+"""The command line on an engine of straw: what is printed where, exit codes, and one sentence for each mistake."""
+
+import json
+import sys
+
+import pytest
+
+from dspark.cli import app as app_module
+from dspark.cli import bench as bench_module
+from dspark.cli import session
+from support.fake_engine import FakeLLM
+
+PLAIN = {"accepted": 0, "speculation_status": "not running because drafts are off"}
+
+
+@pytest.fixture
+def engines(monkeypatch):
+    """Engines by draft mode; a test may replace them before it runs a command."""
+    fakes = {"dspark": FakeLLM(), "off": FakeLLM(**PLAIN)}
+    monkeypatch.setattr(session, "LLM", lambda model, draft: fakes[draft])
+    return fakes
+
+
+@pytest.fixture
+def run(engines, monkeypatch, capsys):
+    """Run a command; returns its exit code, stdout and stderr."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dspark", *words])
+        with pytest.raises(SystemExit) as ended:
+            app_module.main()
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def interrupt_after(num_tokens):
+    def check(emitted):
+        if emitted >= num_tokens:
+            raise KeyboardInterrupt
+
+    return check
+
+
+def test_text_goes_to_stdout_and_its_summary_to_stderr(run):
+    code, out, err = run("generate", "once, ")
+    assert (code, out) == (0, "once, the quick brown fox\n")
+    assert "19 tokens" in err
+    assert "tokens/s" in err
+
+
+def test_json_names_the_origin_of_every_token(run):
+    code, out, _ = run("generate", "--json", "--max-tokens", "6", "once, ")
+    report = json.loads(out)
+    assert code == 0
+    assert report["text"] == "the qu"
+    assert report["origins"] == [False, True, True, True, False, False]
+    assert report["speculation"] == "running"
+    assert report["sampling"]["max_tokens"] == 6
+
+
+def test_compare_accepts_equal_tokens(run):
+    code, _, err = run("generate", "--compare", "x")
+    assert code == 0
+    assert "all 19 tokens are identical" in err
+
+
+def test_compare_fails_on_one_different_token(run, engines):
+    engines["off"] = FakeLLM(text="the quick brown dog", **PLAIN)
+    code, _, err = run("generate", "--compare", "x")
+    assert code == 1
+    assert "first at token 16" in err
+
+
+def test_compare_json_holds_both_runs(run):
+    code, out, _ = run("generate", "--compare", "--json", "x")
+    comparison = json.loads(out)["compare"]
+    assert code == 0
+    assert comparison["first_difference"] is None
+    assert comparison["plain"]["token_ids"]
+
+
+def test_compare_refuses_to_compare_plain_with_plain(run, engines):
+    engines["dspark"] = FakeLLM(**PLAIN)
+    code, _, err = run("generate", "--compare", "x")
+    assert code == 2
+    assert "not running because drafts are off" in err
+
+
+def test_speculation_that_does_not_run_is_said(run, engines):
+    engines["dspark"] = FakeLLM(**PLAIN)
+    code, _, err = run("generate", "x")
+    assert code == 0
+    assert "speculation is not running because drafts are off" in err
+
+
+def test_interrupt_prints_the_summary_so_far(run, engines):
+    engines["dspark"] = FakeLLM(before_emission=interrupt_after(5))
+    code, out, err = run("generate", "x ")
+    assert (code, out) == (130, "x the q\n")
+    assert "5 tokens" in err
+    assert "interrupted" in err
+
+
+def test_interrupt_before_the_first_token(run, engines):
+    engines["dspark"] = FakeLLM(before_emission=interrupt_after(0))
+    code, _, err = run("generate", "x")
+    assert code == 130
+    assert "0 tokens" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["generate", "--no-such-flag"], "--no-such-flag"),
+        (["generate", "--max-tokens", "many", "x"], "--max-tokens"),
+        (["generate", "--draft", "magic", "x"], "--draft"),
+        (["generate", ""], "the prompt is empty"),
+        (["generate", "  \n"], "the prompt is empty"),
+        (["generate", "bad \udcff"], "not valid UTF-8: byte 0xff at offset 4"),
+        (["generate", "--prompt-file", "gone.txt"], "gone.txt cannot be read"),
+        (["generate", "--prompt-file", "gone.txt", "x"], "both given"),
+        (["generate", "--model", "no/such/model", "x"], "no/such/model does not exist"),
+        (["generate", "--top-p", "2", "x"], "top_p"),
+        (["generate", "--max-tokens", "-1", "x"], "max_tokens"),
+        (["generate", "--stop", "", "x"], "stop"),
+        (["generate", "--compare", "--draft", "off", "x"], "leave out --draft off"),
+        (["nonsense"], "nonsense"),
+        (["bench", "generate", "--domain", "poetry"], "poetry"),
+        (["bench", "generate", "--prompts", "0"], "not 0"),
+        (["bench", "generate", "--repeats", "0"], "and 0"),
+        (["bench", "generate", "--plot", "picture.jpg"], "picture.jpg"),
+        (["bench", "generate", "--plot", "no/such/folder/a.png"], "no/such/folder"),
+    ],
+)
+def test_a_mistake_costs_one_sentence_and_exit_code_2(run, words, reason):
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert reason in err
+    assert "Traceback" not in err
+
+
+def test_a_model_that_is_a_file_is_refused(run, tmp_path):
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"x")
+    code, _, err = run("generate", "--model", str(file), "x")
+    assert code == 2
+    assert "is a file, not a folder" in err
+
+
+def test_prompt_file_is_read_whole(run, engines, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text("zwei\nZeilen ä\n", encoding="utf-8")
+    assert run("generate", "--prompt-file", str(file))[0] == 0
+    assert engines["dspark"].prompts == ["zwei\nZeilen ä\n"]
+
+
+def test_prompt_file_with_invalid_bytes_is_refused(run, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(b"good \xc3(")
+    code, _, err = run("generate", "--prompt-file", str(file))
+    assert code == 2
+    assert "byte 0xc3 at offset 5" in err
+
+
+def test_version(run):
+    assert run("--version")[:2] == (0, "dspark 0.1.0\n")
+
+
+def test_bench_prints_tables_and_json(run):
+    code, out, _ = run("bench", "generate", "--domain", "code", "--prompts", "2", "--max-tokens", "8")
+    assert code == 0
+    assert "all 16 identical" in out
+    code, out, _ = run("bench", "generate", "--prompts", "1", "--max-tokens", "8", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert [row["name"] for row in report["domains"]] == ["code", "docs", "math", "prose", "chat"]
+
+
+def test_bench_fails_when_a_token_differs(run, engines):
+    engines["off"] = FakeLLM(text="the quick red fox", **PLAIN)
+    code, out, _ = run("bench", "generate", "--domain", "code", "--prompts", "1")
+    assert code == 1
+    assert "DIFFER (code-1 at token 10)" in out
+
+
+def test_bench_writes_a_picture(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "speed.png"
+    assert run("bench", "generate", "--domain", "math", "--prompts", "1", "--plot", str(file))[0] == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["speed.png"]
+
+
+def test_bench_without_matplotlib_says_how_to_get_it(run, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, _, err = run("bench", "generate", "--plot", str(tmp_path / "a.png"))
+    assert code == 2
+    assert "dspark[plot]" in err
+
+
+def test_bench_interrupted_reports_what_was_finished(run, monkeypatch):
+    measured = []
+    original = bench_module.run_generate_bench
+
+    def interrupted(*arguments, on_prompt, **settings):
+        def count(measurement):
+            measured.append(measurement)
+            if len(measured) == 2:
+                raise KeyboardInterrupt
+
+        return original(*arguments, on_prompt=count, **settings)
+
+    monkeypatch.setattr(bench_module, "run_generate_bench", interrupted)
+    code, out, err = run("bench", "generate", "--domain", "code", "--max-tokens", "8")
+    assert code == 130
+    assert "interrupted after 2 prompts" in err
+    assert "all 16 identical" in out
