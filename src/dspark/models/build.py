@@ -1,6 +1,7 @@
 """From a checkpoint folder to a model in memory: plan, modules, weights, token map."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +54,25 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def load_model(folder: Path, ops: OpSet = TORCH_OPS, dtype: torch.dtype = torch.float32) -> Model:
+def load_model(
+    folder: Path, ops: OpSet = TORCH_OPS, dtype: torch.dtype = torch.float32, with_draft: bool = True
+) -> Model:
     """Read a whole checkpoint.
 
     Args:
         folder: checkpoint in the official layout.
         ops: twins that the modules use.
         dtype: of activations and cached rows; weights are held as float32 with their stored values.
+        with_draft: also read the draft stages, where there are any.
     Raises:
         CheckpointError: anything missing, unexpected, of the wrong shape or type, truncated or corrupt.
     """
     plan = read_plan(folder)
     with SafetensorsFolder(folder) as source:
-        match = match_tensors(source.entries, expected_tensors(plan), skip_rules(plan))
+        tensors = expected_tensors(plan, with_draft=with_draft)
+        match = match_tensors(source.entries, tensors, skip_rules(plan, with_draft=with_draft))
+        if not with_draft:
+            plan = replace(plan, draft=None)
         model = Model(plan, ops, dtype)
         _fill(model, source, match)
     if plan.ngrams is not None:

@@ -19,9 +19,9 @@ from dspark.ops.rope import rotations
 
 @dataclass(frozen=True)
 class DraftHidden:
-    """base_logits: [N, V] float32 before the Markov bias. hidden: [N, D] before the final norm, for the confidence."""
+    """normed: [N, D] what the shared head reads. hidden: [N, D] before the final norm, for the confidence."""
 
-    base_logits: Tensor
+    normed: Tensor
     hidden: Tensor
 
 
@@ -59,11 +59,11 @@ class DsparkDraft(nn.Module):
         ]
 
     def forward(self, token_ids: Tensor, view: StateView, target: Decoder) -> DraftHidden:
-        """One parallel pass over draft blocks.
+        """One parallel pass over draft blocks; base logits are `target.logits` of the normed rows.
 
         Args:
             token_ids: [N] int64, blocks of [anchor, noise, ...]. view: the blocks' positions and context windows.
-            target: gives embedding and head.
+            target: gives the embedding.
         """
         streams = target.embed_streams(token_ids)
         carried = first_stream(streams.shape[0], self.hyper.num_streams, streams.device)
@@ -72,11 +72,11 @@ class DsparkDraft(nn.Module):
             streams, carried = stage.attention_half(streams, carried, view, picks)
             streams, carried = stage.feed_forward_half(streams, carried, token_ids)
         hidden = self.collapse(streams, carried)
-        return DraftHidden(target.logits(self.norm(hidden)), hidden)
+        return DraftHidden(self.norm(hidden), hidden)
 
-    def block_tokens(self, anchors: Tensor) -> Tensor:
-        """[R] anchors -> [R * G] block inputs: the anchor, then noise tokens."""
-        block = anchors.new_full((anchors.shape[0], self.plan.block_size), self.plan.noise_token_id)
+    def block_tokens(self, anchors: Tensor, block_size: int | None = None) -> Tensor:
+        """[R] anchors -> [R * G] block inputs: the anchor, then noise tokens; G is the trained size by default."""
+        block = anchors.new_full((anchors.shape[0], block_size or self.plan.block_size), self.plan.noise_token_id)
         block[:, 0] = anchors
         return block.flatten()
 

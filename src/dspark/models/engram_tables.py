@@ -17,13 +17,12 @@ def engram_plans(text: Mapping[str, Any]) -> dict[int, EngramPlan]:
 
     Primes start anew just above `engram_vocab_size - 1` for each layer and n-gram size, and none is used twice.
     """
-    used: set[int] = set()
+    if not text.get("engram_layer_ids"):
+        return {}
     plans = {}
-    for layer, num_rows in zip(text.get("engram_layer_ids", ()), text.get("engram_num_embeddings", ()), strict=True):
-        primes = tuple(
-            _next_primes(text["engram_vocab_size"] - 1, text["engram_n_heads"], used)
-            for _ in range(text["engram_max_ngram_size"] - 1)
-        )
+    for layer, num_rows, primes in zip(
+        text["engram_layer_ids"], text["engram_num_embeddings"], _all_primes(text), strict=True
+    ):
         total = sum(sum(heads) for heads in primes)
         if total != num_rows:
             raise ConfigError(
@@ -40,6 +39,23 @@ def engram_plans(text: Mapping[str, Any]) -> dict[int, EngramPlan]:
             offsets=_offsets(primes),
         )
     return plans
+
+
+def engram_row_counts(text: Mapping[str, Any]) -> list[int]:
+    """Table rows of each Engram layer: the sum of its primes. What `engram_num_embeddings` must say."""
+    return [sum(sum(heads) for heads in primes) for primes in _all_primes(text)]
+
+
+def _all_primes(text: Mapping[str, Any]) -> list[tuple[tuple[int, ...], ...]]:
+    """Primes [layer][n-gram size][head]."""
+    used: set[int] = set()
+    return [
+        tuple(
+            _next_primes(text["engram_vocab_size"] - 1, text["engram_n_heads"], used)
+            for _ in range(text["engram_max_ngram_size"] - 1)
+        )
+        for _ in text["engram_layer_ids"]
+    ]
 
 
 def _multipliers(layer: int, compressed_vocab_size: int, count: int) -> tuple[int, ...]:

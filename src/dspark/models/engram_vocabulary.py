@@ -34,7 +34,9 @@ def read_token_map(folder: Path, plan: ModelPlan) -> Tensor:
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise CheckpointError(f"{folder} has no tokenizer.json, and the Engram layers hash its vocabulary: add the file")
+        raise CheckpointError(
+            f"{folder} has no tokenizer.json, and the Engram layers hash its vocabulary: add the file"
+        )
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:

@@ -19,7 +19,9 @@ def parse_config(config: Mapping[str, Any]) -> ModelPlan:
     try:
         return _FAMILIES[kind](config)
     except KeyError as error:
-        raise ConfigError(f"config.json of a {kind} model lacks the key {error.args[0]!r}: fetch the file again") from error
+        raise ConfigError(
+            f"config.json of a {kind} model lacks the key {error.args[0]!r}: fetch the file again"
+        ) from error
     except (TypeError, AttributeError, IndexError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise

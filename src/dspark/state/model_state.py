@@ -78,6 +78,7 @@ class ModelState:
             for store in self.geometry.appends
         }
         self.window_reach = {ring.key: ring.reach for ring in self.geometry.windows}
+        self.max_window = max(self.window_reach.values())
         self.append_ratios = {store.key: store.ratio for store in self.geometry.appends}
         self.device = torch.device(device)
 
@@ -93,6 +94,11 @@ class ModelState:
         rows = ring_rows(ring, self.max_query_len) if rows is None else rows
         require_ring_rows(ring, rows, self.max_query_len)
         self.rings[key] = torch.zeros(num_slots, rows, ring.width, dtype=dtype, device=device)
+
+    @staticmethod
+    def page_tokens_of(plan: ModelPlan) -> int:
+        """Tokens of one page of a model's growing rows."""
+        return state_geometry(plan).page_tokens
 
     def open(self) -> RequestState:
         """A new request at position 0. Old rows of its slot stay where they are: no position reaches them."""

@@ -59,9 +59,7 @@ class RowMap:
 
     def slices(self) -> list[slice]:
         """Rows of each request in the pass."""
-        return [
-            slice(offset, offset + span.num_rows) for offset, span in zip(self.offsets, self.spans, strict=True)
-        ]
+        return [slice(offset, offset + span.num_rows) for offset, span in zip(self.offsets, self.spans, strict=True)]
 
     def locate(self, owners: Tensor, positions: Tensor, ring_rows: int) -> Tensor:
         """Where a token's row lies in [rings of the pass's requests, rows of the pass].

@@ -65,7 +65,9 @@ class PassView:
                     owners.append(number)
                     first.append(group * ratio)
                     places.append(span.request.pages[group // per_page] * per_page + group % per_page)
-            tensors = [torch.tensor(part, dtype=torch.int64, device=self.state.device) for part in (owners, first, places)]
+            tensors = [
+                torch.tensor(part, dtype=torch.int64, device=self.state.device) for part in (owners, first, places)
+            ]
             self._groups[ratio] = (tensors[0], tensors[1], tensors[2])
         return self._groups[ratio]
 
@@ -106,7 +108,9 @@ class PassView:
         """See `StateView.addresses`."""
         per_page = self.state.page_tokens // ratio
         known = rows.clamp(min=0)
-        pages = self._page_table[self.rows.owners.unsqueeze(-1), (known // per_page).clamp_(max=self._page_table.shape[1] - 1)]
+        pages = self._page_table[
+            self.rows.owners.unsqueeze(-1), (known // per_page).clamp_(max=self._page_table.shape[1] - 1)
+        ]
         return torch.where(rows >= 0, pages * per_page + known % per_page, -1)
 
     def keys_by_request(self, key: str, ratio: int, chunk: int) -> list[tuple[slice, Tensor]]:

@@ -1,0 +1,271 @@
+"""The engine: requests in, steps of one ragged pass each, emissions out. `step` reads as the round of the paper."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspark.config.errors import ConfigError
+from dspark.config.sampling import SamplingParams
+from dspark.engine.finish import take_tokens
+from dspark.engine.request import Emission, PendingDraft, Request, TokenLogprob
+from dspark.engine.runner import DraftRunner, PassOutput, SpanTokens, TargetRunner
+from dspark.engine.text import TextStream
+from dspark.engine.tokenizer import TextTokenizer
+from dspark.models.build import Model
+from dspark.sampling import logprobs
+from dspark.scheduler.plan import PlannedSpan, RequestId, RequestNeeds, StepPlan
+from dspark.speculative.dspark import DSparkProposer
+from dspark.speculative.forced import ForcedAcceptance
+from dspark.speculative.lengths import FixedLengths, LengthPolicy
+from dspark.speculative.proposer import NoProposer, Proposal, ProposalRequest, Proposer
+from dspark.speculative.statistics import AcceptanceStatistics
+from dspark.speculative.survival import compute_survival
+from dspark.speculative.verify import Verdict, VerifySpan, verify
+from dspark.state.model_state import ModelState, StateImage
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How an engine speculates.
+
+    Attributes:
+        num_speculative_tokens: drafts of a round at most, 0 for plain decoding.
+        proposer: None takes the checkpoint's own draft.
+        lengths: chooses how many drafts are verified.
+        temperatures: calibrated confidence temperatures, or None.
+        forced: simulated acceptance; the text is then meaningless.
+    """
+
+    num_speculative_tokens: int = 0
+    proposer: Proposer | None = None
+    lengths: LengthPolicy = FixedLengths()
+    temperatures: tuple[float, ...] | None = None
+    forced: ForcedAcceptance | None = None
+
+
+class Engine:
+    """Requests over one model and one state. Whoever calls `step` plans it; the tokens do not depend on the plan."""
+
+    def __init__(self, model: Model, state: ModelState, tokenizer: TextTokenizer, speculation: Speculation) -> None:
+        self.model = model
+        self.state = state
+        self.tokenizer = tokenizer
+        self.speculation = speculation
+        self.num_valid_tokens = min(model.plan.vocab_size, tokenizer.vocab_size)
+        self.requests: dict[RequestId, Request] = {}
+        self._target = TargetRunner(model, state)
+        self._draft: DraftRunner | None = None
+        self._proposer = speculation.proposer or self._own_proposer()
+
+    def _own_proposer(self) -> Proposer:
+        width = self.speculation.num_speculative_tokens
+        if width == 0:
+            return NoProposer()
+        self._draft = DraftRunner(self.model, self.state, width)
+        return DSparkProposer(self._draft, width, self.num_valid_tokens)
+
+    def add(self, request_id: RequestId, prompt_ids: Sequence[int], params: SamplingParams, max_model_len: int) -> Request:
+        """Take a request in; it holds no state until `start`.
+
+        Raises:
+            ConfigError: the prompt is empty, too long, or holds an id outside the vocabulary.
+        """
+        if not prompt_ids:
+            raise ConfigError("the prompt is empty: give at least one token")
+        if len(prompt_ids) >= max_model_len:
+            raise ConfigError(
+                f"the prompt has {len(prompt_ids)} tokens and the context holds {max_model_len} with at least one "
+                "for the output: shorten the prompt or raise max_model_len"
+            )
+        wrong = [token for token in prompt_ids if not 0 <= token < self.model.plan.vocab_size]
+        if wrong:
+            raise ConfigError(f"the prompt holds the token id {wrong[0]}; ids go from 0 to {self.model.plan.vocab_size - 1}")
+        if request_id in self.requests:
+            raise ConfigError(f"the request id {request_id!r} is running already: choose another")
+        request = Request(
+            request_id=request_id,
+            params=params,
+            token_ids=list(prompt_ids),
+            prompt_len=len(prompt_ids),
+            max_len=min(len(prompt_ids) + params.max_tokens, max_model_len),
+            text=TextStream(self.tokenizer.decode, params.stop),
+            statistics=AcceptanceStatistics(self._proposer.num_speculative_tokens),
+        )
+        self.requests[request_id] = request
+        return request
+
+    def start(self, request_id: RequestId, image: StateImage | None = None) -> None:
+        """Give a request its state, fresh or from an image of its own first tokens."""
+        request = self.requests[request_id]
+        assert request.state is None, "the request has state already"
+        request.state = self.state.restore(image) if image else self.state.open()
+        if self._draft is not None:
+            self._draft.states[request_id] = request.state
+
+    def preempt(self, request_id: RequestId) -> None:
+        """Take a request's state away; final tokens stay, and are replayed after the next `start`."""
+        request = self.requests[request_id]
+        if request.state is not None:
+            self.state.close(request.state)
+        request.state = None
+        request.draft = None
+        self._proposer.forget(request_id)
+
+    def remove(self, request_id: RequestId) -> Request:
+        """End a request, finished or not, and free what it holds."""
+        self.preempt(request_id)
+        return self.requests.pop(request_id)
+
+    def fork(self, request_id: RequestId, copy_id: RequestId, params: SamplingParams) -> Request:
+        """A second request that continues the first one's tokens from its committed state."""
+        source = self.requests[request_id]
+        assert source.state is not None
+        copy = self.add(copy_id, source.token_ids, params, source.max_len)
+        copy.state = self.state.fork(source.state)
+        if self._draft is not None:
+            self._draft.states[copy_id] = copy.state
+        return copy
+
+    def image(self, request_id: RequestId) -> StateImage:
+        """The request's state at its committed position."""
+        state = self.requests[request_id].state
+        assert state is not None
+        return self.state.image(state)
+
+    def needs(self, request_id: RequestId) -> RequestNeeds:
+        """What a scheduler must know of a request."""
+        request = self.requests[request_id]
+        verify_len = request.draft.verify_len if request.draft else 0
+        return RequestNeeds(request_id, request.num_pending, verify_len, request.max_len)
+
+    def step(self, plan: StepPlan, num_padding: int = 0) -> list[Emission]:
+        """One round of every planned request.
+
+        Returns:
+            an emission for each span that reached its anchor; prefill chunks before the last emit nothing.
+        """
+        spans = [self._span_tokens(planned) for planned in plan.spans]
+        output = self._target.forward(spans, num_padding)
+        deciding = [planned for planned, span in zip(plan.spans, spans, strict=True) if span.num_logits]
+        verdict = self._verify(deciding, output)
+        emissions, committed = self._commit(plan, verdict, output)
+        self._absorb(plan, spans, committed, output)
+        self._propose([emission.request_id for emission in emissions if emission.finish_reason is None])
+        return emissions
+
+    def _span_tokens(self, planned: PlannedSpan) -> SpanTokens:
+        """Rows of a planned span: known tokens from the committed position, then drafts."""
+        request = self.requests[planned.request_id]
+        state = request.state
+        assert state is not None and 1 <= planned.num_known <= request.num_pending
+        start = state.committed
+        known = request.token_ids[start : start + planned.num_known]
+        is_last = planned.num_known == request.num_pending
+        drafts = request.draft.token_ids[: planned.verify_len] if request.draft and is_last else []
+        assert len(drafts) == planned.verify_len, "the plan verifies drafts that do not exist"
+        return SpanTokens(state, request.token_ids[:start], known + drafts, 1 + len(drafts) if is_last else 0)
+
+    def _verify(self, deciding: list[PlannedSpan], output: PassOutput) -> Verdict:
+        spans = []
+        for planned in deciding:
+            request = self.requests[planned.request_id]
+            drafts = request.draft.token_ids[: planned.verify_len] if request.draft else []
+            probabilities = request.draft.probabilities if request.draft else None
+            spans.append(VerifySpan(planned.request_id, request.sampling, drafts, probabilities))
+        judge = self.speculation.forced.verify if self.speculation.forced else verify
+        return judge(output.logits, spans, num_valid_tokens=self.num_valid_tokens)
+
+    def _commit(
+        self, plan: StepPlan, verdict: Verdict, output: PassOutput
+    ) -> tuple[list[Emission], dict[RequestId, int]]:
+        """Move every request on: the rows of accepted tokens become final. The only place where state moves.
+
+        Returns:
+            emissions, and the rows committed of each request.
+        """
+        decided = {request_id: number for number, request_id in enumerate(verdict.request_ids)}
+        emissions, committed = [], {}
+        for planned in plan.spans:
+            request = self.requests[planned.request_id]
+            number = decided.get(planned.request_id)
+            num_rows = planned.num_known
+            if number is not None:
+                first_row = verdict.row_starts[number]
+                emission = self._emit(request, planned, verdict, number, output.logits[first_row:])
+                num_rows += min(emission.num_accepted, len(emission.token_ids))
+                emissions.append(emission)
+            assert request.state is not None
+            self.state.commit(request.state, num_rows)
+            committed[planned.request_id] = num_rows
+        return emissions, committed
+
+    def _emit(
+        self, request: Request, planned: PlannedSpan, verdict: Verdict, number: int, logits: Tensor
+    ) -> Emission:
+        """Append the verdict's tokens up to a stop or a limit."""
+        num_drafted = len(request.draft.token_ids) if request.draft else 0
+        tokens, accepted = verdict.token_ids[number], verdict.num_accepted[number]
+        kept = take_tokens(request, tokens, self.model.plan.eos_token_ids)
+        num_accepted = min(accepted, len(kept))
+        request.origins += [place < accepted for place in range(len(kept))]
+        if request.params.logprobs is not None:
+            request.logprobs += self._logprobs(logits[: len(kept)], kept, request.params.logprobs)
+        if self._proposer.num_speculative_tokens:
+            request.statistics.record(
+                planned.verify_len, accepted, num_drafted=num_drafted, num_emitted=len(kept)
+            )
+        else:
+            request.statistics.record(0, 0, num_emitted=len(kept))
+        request.draft = None
+        text = request.text.take(is_final=request.finish_reason is not None)
+        return Emission(
+            request.request_id, tuple(kept), num_accepted, text, request.finish_reason, request.statistics
+        )
+
+    def _logprobs(self, logits: Tensor, token_ids: list[int], count: int) -> list[TokenLogprob]:
+        """Exact log-probabilities: of the target row that emitted each token."""
+        found = logprobs(logits, torch.tensor(token_ids), count, num_valid_tokens=self.num_valid_tokens)
+        tokens, ids, values = found.token.tolist(), found.top_ids.tolist(), found.top.tolist()
+        return [
+            TokenLogprob(token, tuple(zip(ids[row], values[row], strict=True))) for row, token in enumerate(tokens)
+        ]
+
+    def _absorb(
+        self, plan: StepPlan, spans: list[SpanTokens], committed: dict[RequestId, int], output: PassOutput
+    ) -> None:
+        """Hand target_hidden of committed rows to the draft, in every round, drafted or not."""
+        if self._draft is None:
+            return
+        rows, counts, offset = [], [], 0
+        for planned, span in zip(plan.spans, spans, strict=True):
+            num_rows = committed[planned.request_id]
+            rows.extend(range(offset, offset + num_rows))
+            counts.append((span.state, num_rows))
+            offset += len(span.token_ids)
+        assert output.target_hidden is not None
+        self._draft.absorb(counts, output.target_hidden[torch.tensor(rows)])
+
+    def _propose(self, request_ids: list[RequestId]) -> None:
+        """Draft the next block of every request that goes on, and choose how much of it is verified."""
+        wanted = [request for request in map(self.requests.__getitem__, request_ids) if request.num_left > 1]
+        if not wanted or self._proposer.num_speculative_tokens == 0:
+            return
+        asked = [ProposalRequest(request.request_id, request.sampling) for request in wanted]
+        proposal = self._proposer.propose(asked)
+        limits = [min(request.num_left - 1, proposal.width) for request in wanted]
+        lengths = self.speculation.lengths.choose(self._survival(proposal), limits)
+        for number, request in enumerate(wanted):
+            probabilities = proposal.draft_probabilities
+            request.draft = PendingDraft(
+                proposal.token_ids[number].tolist(),
+                None if probabilities is None else probabilities[number],
+                lengths[number],
+            )
+
+    def _survival(self, proposal: Proposal) -> object:
+        """Survival [R, G]; policies that do not use confidence read the shape only."""
+        if proposal.confidence_logits is None or not self.speculation.lengths.uses_confidence:
+            return torch.ones(proposal.token_ids.shape).numpy()
+        return compute_survival(proposal.confidence_logits, self.speculation.temperatures)

@@ -1,0 +1,87 @@
+"""One request in the engine: its final tokens, its pending drafts, and where its output ends."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from dspark.config.sampling import SamplingParams
+from dspark.engine.text import TextStream
+from dspark.sampling import RequestSampling
+from dspark.scheduler.plan import RequestId
+from dspark.speculative.statistics import AcceptanceStatistics
+from dspark.state.model_state import RequestState
+
+
+@dataclass
+class PendingDraft:
+    """A block that waits for verification: ids [G], probabilities [G, V] for the ratio test, and how many to verify."""
+
+    token_ids: list[int]
+    probabilities: Tensor | None
+    verify_len: int
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of an emitted token under the target's raw row, and the best alternatives (id, value)."""
+
+    token: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass
+class Request:
+    """A request. `token_ids` holds final tokens only: the prompt, then the output."""
+
+    request_id: RequestId
+    params: SamplingParams
+    token_ids: list[int]
+    prompt_len: int
+    max_len: int
+    text: TextStream
+    state: RequestState | None = None
+    draft: PendingDraft | None = None
+    origins: list[bool] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    statistics: AcceptanceStatistics = field(default_factory=lambda: AcceptanceStatistics(0))
+    finish_reason: str | None = None
+
+    @property
+    def output_ids(self) -> list[int]:
+        """Emitted tokens."""
+        return self.token_ids[self.prompt_len :]
+
+    @property
+    def num_pending(self) -> int:
+        """Known tokens without a committed row, the anchor included."""
+        return len(self.token_ids) - (self.state.committed if self.state else 0)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.max_len - len(self.token_ids)
+
+    @property
+    def sampling(self) -> RequestSampling:
+        """Sampling context at the start of a round."""
+        return RequestSampling(self.params, self.prompt_len, self.token_ids)
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What a step hands out for one request.
+
+    Attributes:
+        request_id: key.
+        token_ids: emitted tokens; the first `num_accepted` are accepted drafts, the rest the target's own.
+        text: text that has become certain; held back while a character or a stop string may still be open.
+        finish_reason: "stop" or "length" with the last emission, None before.
+        statistics: the request's rounds so far.
+    """
+
+    request_id: RequestId
+    token_ids: tuple[int, ...]
+    num_accepted: int
+    text: str
+    finish_reason: str | None
+    statistics: AcceptanceStatistics

@@ -1,0 +1,133 @@
+"""Runs the two networks over the state: the target's ragged pass, and the draft's block pass."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspark.config.errors import ConfigError
+from dspark.models.build import Model
+from dspark.models.decoder import PassTokens
+from dspark.models.dspark_draft import DsparkDraft
+from dspark.scheduler.plan import RequestId
+from dspark.speculative.dspark import DraftBlock
+from dspark.speculative.proposer import ProposalRequest
+from dspark.state.model_state import ModelState, RequestState
+from dspark.state.spans import Span, next_span
+from dspark.state.views import DraftView, PassView, keep_context
+
+
+@dataclass(frozen=True)
+class SpanTokens:
+    """Rows of one request in a pass.
+
+    Attributes:
+        state: the request's place in the stores.
+        history: final token ids before the first row, for Engram.
+        token_ids: tokens of the rows: known ones, then drafts.
+        num_logits: rows at the end of the span whose logits are wanted.
+    """
+
+    state: RequestState
+    history: Sequence[int]
+    token_ids: Sequence[int]
+    num_logits: int
+
+
+@dataclass(frozen=True)
+class PassOutput:
+    """logits: [sum of num_logits, V] float32 in span order. target_hidden: [T, n * D] or None without a draft."""
+
+    logits: Tensor
+    target_hidden: Tensor | None
+
+
+class TargetRunner:
+    """Target passes."""
+
+    def __init__(self, model: Model, state: ModelState) -> None:
+        self.model = model
+        self.state = state
+        self._max_ngram = model.plan.ngrams.max_ngram if model.plan.ngrams else 0
+
+    @torch.inference_mode()
+    def forward(self, spans: Sequence[SpanTokens], num_padding: int = 0) -> PassOutput:
+        """One pass over all spans; their rows become tentative. Padding rows follow and change nothing."""
+        view = PassView(self.state, [next_span(span.state, len(span.token_ids)) for span in spans], num_padding)
+        token_ids = [token for span in spans for token in span.token_ids] + [0] * num_padding
+        ngrams = None
+        if self._max_ngram:
+            rows = [row for span in spans for row in self._ngrams(span)]
+            ngrams = torch.tensor(rows + [[-1] * self._max_ngram] * num_padding)
+        output = self.model.target(PassTokens(torch.tensor(token_ids), ngrams), view)
+        wanted, offset = [], 0
+        for span in spans:
+            offset += len(span.token_ids)
+            wanted.extend(range(offset - span.num_logits, offset))
+        hidden = output.hidden[torch.tensor(wanted, dtype=torch.int64)]
+        logits = self.model.target.logits(hidden) if wanted else hidden.new_empty(0, self.model.plan.vocab_size)
+        return PassOutput(logits, output.target_hidden)
+
+    def _ngrams(self, span: SpanTokens) -> list[list[int]]:
+        """The last n tokens up to each row, its own first; -1 before the start of the request."""
+        back = self._max_ngram - 1
+        known = [-1] * max(back - len(span.history), 0) + list(span.history[-back:] if back else [])
+        tokens = known + list(span.token_ids)
+        return [tokens[place - back : place + 1][::-1] for place in range(back, len(tokens))]
+
+
+class DraftRunner:
+    """Draft passes: the `DraftModel` of the speculative layer, over the same state."""
+
+    def __init__(self, model: Model, state: ModelState, block_size: int) -> None:
+        if model.draft is None:
+            raise ConfigError("this checkpoint has no draft stages: run it with speculation off")
+        self.draft: DsparkDraft = model.draft
+        self.target = model.target
+        self.state = state
+        self.block_size = block_size
+        self.states: dict[RequestId, RequestState] = {}
+
+    @torch.inference_mode()
+    def absorb(self, committed: Sequence[tuple[RequestState, int]], target_hidden: Tensor) -> None:
+        """Keep the draft's window rows of committed tokens.
+
+        Only the last rows that a window can reach are computed; which ones depends on the request alone.
+
+        Args:
+            committed: (request, rows just committed) in the order of target_hidden.
+            target_hidden: [sum of rows, n * D].
+        """
+        spans, parts, offset = [], [], 0
+        for request, num_rows in committed:
+            kept = min(num_rows, self.state.max_window)
+            spans.append(Span(request, request.committed - kept, kept))
+            parts.append(target_hidden[offset + num_rows - kept : offset + num_rows])
+            offset += num_rows
+        positions = torch.tensor([p for span in spans for p in range(span.start, span.stop)])
+        keep_context(self.state, spans, self.draft.context_rows(torch.cat(parts), positions))
+
+    @torch.inference_mode()
+    def draft_block(self, requests: Sequence[ProposalRequest]) -> DraftBlock:
+        """See `DraftModel.draft_block`."""
+        spans = [next_span(self.states[request.request_id], self.block_size) for request in requests]
+        anchors = torch.tensor([request.anchor_id for request in requests])
+        view = DraftView(self.state, spans)
+        out = self.draft(self.draft.block_tokens(anchors, self.block_size), view, self.target)
+        shape = (len(requests), self.block_size, -1)
+        return DraftBlock(self.target.logits(out.normed).view(shape), out.hidden.view(shape))
+
+    @torch.inference_mode()
+    def markov_bias(self, prev_ids: Tensor) -> Tensor:
+        """See `DraftModel.markov_bias`."""
+        return self.draft.markov_bias(prev_ids)
+
+    @torch.inference_mode()
+    def confidence_logits(self, hidden: Tensor, prev_ids: Tensor) -> Tensor:
+        """See `DraftModel.confidence_logits`."""
+        return self.draft.confidence_logits(hidden, prev_ids)
+
+    def forget(self, request_id: RequestId) -> None:
+        """See `DraftModel.forget`."""
+        self.states.pop(request_id, None)

@@ -1,0 +1,1 @@
+"""Plans of engine steps: integers only, no torch."""
