@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
+from dspark.config import Config
 from dspark.engine import Emission
 from dspark.speculative.statistics import AcceptanceStatistics
 
 WIDTH = 5
+BOS = 256
 
 
 class ByteTokenizer:
@@ -27,6 +27,13 @@ class FakeCompletion:
     statistics: AcceptanceStatistics
 
 
+@dataclass(frozen=True)
+class FakePlan:
+    """The one fact of a model's plan that is read above the engine."""
+
+    bos_token_id: int = BOS
+
+
 @dataclass
 class FakeLLM:
     """Emits the bytes of `text`: first one token, then `accepted` drafts and a bonus in every round.
@@ -40,28 +47,29 @@ class FakeLLM:
     before_emission: Callable[[int], None] = lambda emitted: None
     prompts: list[object] = field(default_factory=list)
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    plan: FakePlan = field(default_factory=FakePlan)
+    config: Config = field(default_factory=Config)
 
     def stream(self, prompt: object, params: object) -> Iterator[Emission]:
         self.prompts.append(prompt)
         tokens = self.tokenizer.encode(self.text)[: params.max_tokens]
+        statistics = AcceptanceStatistics(WIDTH)
         emitted, printed = 0, 0
         while emitted < len(tokens):
             self.before_emission(emitted)
             chunk = tokens[emitted : emitted + (self.accepted + 1 if emitted else 1)]
+            if emitted:
+                statistics.record(WIDTH if self.accepted else 0, len(chunk) - 1)
             emitted += len(chunk)
             complete = self.tokenizer.decode(tokens[:emitted]).rstrip("\ufffd")
             text, printed = complete[printed:], len(complete)
-            yield Emission(tuple(chunk), len(chunk) - 1, text, "length" if emitted == len(tokens) else None)
+            reason = "length" if emitted == len(tokens) else None
+            yield Emission("request", tuple(chunk), len(chunk) - 1, text, reason, statistics)
 
     def generate(self, prompts: list[list[int]], params: object) -> list[FakeCompletion]:
         completions = []
         for prompt in prompts:
-            statistics = AcceptanceStatistics(WIDTH)
-            token_ids: list[int] = []
-            for emission in self.stream(prompt, params):
-                if token_ids:
-                    statistics.record(WIDTH if self.accepted else 0, emission.num_accepted)
-                token_ids += emission.token_ids
-            completions.append(FakeCompletion(token_ids, statistics))
+            emissions = list(self.stream(prompt, params))
+            token_ids = [token for emission in emissions for token in emission.token_ids]
+            completions.append(FakeCompletion(token_ids, emissions[-1].statistics))
         return completions

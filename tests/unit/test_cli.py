@@ -8,7 +8,7 @@ import pytest
 from dspark.cli import app as app_module
 from dspark.cli import bench as bench_module
 from dspark.cli import session
-from support.fake_engine import FakeLLM
+from support.fake_engine import BOS, FakeLLM
 
 PLAIN = {"accepted": 0, "speculation_status": "not running because drafts are off"}
 
@@ -153,7 +153,7 @@ def test_prompt_file_is_read_whole(run, engines, tmp_path):
     file = tmp_path / "prompt.txt"
     file.write_text("zwei\nZeilen ä\n", encoding="utf-8")
     assert run("generate", "--prompt-file", str(file))[0] == 0
-    assert engines["dspark"].prompts == ["zwei\nZeilen ä\n"]
+    assert engines["dspark"].prompts == [[BOS, *"zwei\nZeilen ä\n".encode()]]
 
 
 def test_prompt_file_with_invalid_bytes_is_refused(run, tmp_path):

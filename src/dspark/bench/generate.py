@@ -23,8 +23,15 @@ MODES = ("plain", "dspark")
 class Answer(Protocol):
     """What the benchmark reads of a completion."""
 
-    token_ids: Sequence[int]
-    statistics: AcceptanceStatistics
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The emitted tokens."""
+        ...
+
+    @property
+    def statistics(self) -> AcceptanceStatistics:
+        """The rounds that emitted them."""
+        ...
 
 
 class Generator(Protocol):

@@ -13,7 +13,7 @@ from dspark.cli import exit_codes, options
 from dspark.cli.console import note, out, print_json, progress
 from dspark.cli.files import write_whole
 from dspark.cli.options import DraftChoice
-from dspark.cli.session import encode_text, model_folder, model_name, open_llm, require_speculation
+from dspark.cli.session import device_of, model_folder, model_name, open_llm, prompt_ids, require_speculation
 from dspark.config.errors import DSparkError
 from dspark.engine import LLM
 from dspark.serve.chat_template import read_chat_template
@@ -59,7 +59,7 @@ def generate(
             items,
             params,
             model=model_name(model),
-            device=drafted.device,
+            device=device_of(drafted),
             repeats=repeats,
             on_prompt=lambda measurement: display.advance(task),
         )
@@ -85,7 +85,7 @@ def _as_item(llm: LLM, prompt: BenchPrompt, model: Path | None) -> Item:
         text = prompt.text
     else:
         text = read_chat_template(model_folder(model)).render(prompt.messages)
-    return Item(prompt.domain, prompt.name, tuple(encode_text(llm, text)))
+    return Item(prompt.domain, prompt.name, tuple(prompt_ids(llm, text)))
 
 
 def _publish(report: GenerateReport, as_json: bool, plot: Path | None) -> None:

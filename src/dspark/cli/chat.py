@@ -1,7 +1,6 @@
 """`dspark chat`: a dialogue in the terminal."""
 
 import sys
-from functools import partial
 
 import typer
 
@@ -10,7 +9,7 @@ from dspark.cli.console import fail, has_color, note, out
 from dspark.cli.files import decode_utf8
 from dspark.cli.options import DEFAULTS, DraftChoice
 from dspark.cli.reply import Reply, gather
-from dspark.cli.session import decode_ids, model_folder, open_llm
+from dspark.cli.session import model_folder, open_llm, prompt_ids
 from dspark.cli.token_text import TokenText
 from dspark.config.errors import DSparkError
 from dspark.config.sampling import SamplingParams
@@ -71,7 +70,7 @@ def _take_turn(llm: LLM, template: ChatTemplate, params: SamplingParams, message
 
 
 def _answer(llm: LLM, prompt: str, params: SamplingParams) -> Reply:
-    printer = TokenText(out.file, partial(decode_ids, llm), is_colored=has_color())
-    reply = gather(llm, prompt, params, printer.show)
+    printer = TokenText(out.file, llm.tokenizer.decode, is_colored=has_color())
+    reply = gather(llm, prompt_ids(llm, prompt), params, printer.show)
     out.print()
     return reply

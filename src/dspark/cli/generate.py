@@ -1,7 +1,6 @@
 """`dspark generate`: continue a text, showing which tokens were drafted; or prove that drafting changed none."""
 
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ from dspark.cli.console import ACCEPTED_STYLE, err, fail, has_color, note, out, 
 from dspark.cli.options import DEFAULTS, DraftChoice
 from dspark.cli.prompt import read_prompt
 from dspark.cli.reply import Reply, gather
-from dspark.cli.session import decode_ids, open_llm, require_speculation
+from dspark.cli.session import open_llm, prompt_ids, require_speculation
 from dspark.cli.token_text import TokenText
 from dspark.config.errors import DSparkError
 from dspark.config.sampling import SamplingParams
@@ -73,10 +72,11 @@ def generate(
 def _run(llm: LLM, prompt: str, params: SamplingParams, *, is_shown: bool) -> Reply:
     """Stream one reply, to the terminal or to nowhere."""
     if not is_shown:
-        return gather(llm, prompt, params)
+        return gather(llm, prompt_ids(llm, prompt), params)
     is_colored = has_color()
     out.print(prompt, style="dim" if is_colored else None, end="")
-    reply = gather(llm, prompt, params, TokenText(out.file, partial(decode_ids, llm), is_colored=is_colored).show)
+    printer = TokenText(out.file, llm.tokenizer.decode, is_colored=is_colored)
+    reply = gather(llm, prompt_ids(llm, prompt), params, printer.show)
     out.print()
     note(reply.summary())
     if is_colored and any(reply.origins):

@@ -39,6 +39,7 @@ class Reply:
         self.origins += [True] * emission.num_accepted + [False] * num_own
         self.text += emission.text
         self.finish_reason = emission.finish_reason
+        self.statistics = emission.statistics
 
     @property
     def tokens_per_second(self) -> float:
@@ -52,7 +53,7 @@ class Reply:
             f"{self.tokens_per_second:.1f} tokens/s",
         ]
         rounds = self.statistics
-        if rounds is not None and rounds.rounds:
+        if rounds is not None and rounds.num_drafted:
             parts.append(f"{rounds.rounds} rounds")
             parts.append(f"accepted length {rounds.accepted_len().value:.2f}")
             parts.append(f"{rounds.wasted_rows().value:.0%} of rows wasted")
@@ -75,11 +76,11 @@ class Reply:
 
 def gather(
     llm: LLM,
-    prompt: str | Sequence[int],
+    prompt: Sequence[int],
     params: SamplingParams,
     on_emission: Callable[[Emission], None] = lambda emission: None,
 ) -> Reply:
-    """Stream one reply; Ctrl-C ends it early and keeps what has arrived."""
+    """Stream one reply to a prompt of token ids; Ctrl-C ends it early and keeps what has arrived."""
     reply = Reply()
     started = time.perf_counter()
     try:

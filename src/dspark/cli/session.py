@@ -1,15 +1,14 @@
 """The engine of a command: opened once, with what the user should know about it said once."""
 
-from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
+
+import torch
 
 from dspark.cli.console import note
 from dspark.cli.options import DraftChoice
 from dspark.config.errors import DSparkError
-from dspark.engine import LLM
-
-RUNNING = "running"
+from dspark.engine import LLM, embedded_folder
+from dspark.engine.speculation import RUNNING
 
 
 def open_llm(model: Path | None, draft: DraftChoice) -> LLM:
@@ -29,7 +28,7 @@ def open_llm(model: Path | None, draft: DraftChoice) -> LLM:
 
 def model_folder(model: Path | None) -> Path:
     """The folder of a checkpoint; the embedded one for None."""
-    return model if model is not None else Path(str(files("dspark"))) / "assets" / "embedded"
+    return model if model is not None else embedded_folder()
 
 
 def model_name(model: Path | None) -> str:
@@ -47,11 +46,13 @@ def require_speculation(llm: LLM, command: str) -> None:
         raise DSparkError(f"{command} compares with DSpark, but speculation is {llm.speculation_status}")
 
 
-def decode_ids(llm: LLM, token_ids: Sequence[int]) -> str:
-    """Text of tokens, special ones left out."""
-    return str(llm.tokenizer.decode(list(token_ids)))
+def prompt_ids(llm: LLM, text: str) -> list[int]:
+    """Token ids of a text, special tokens spelt out or not; the one that begins every document comes first."""
+    token_ids = llm.tokenizer.encode(text)
+    begin = llm.plan.bos_token_id
+    return token_ids if token_ids[:1] == [begin] else [begin, *token_ids]
 
 
-def encode_text(llm: LLM, text: str) -> list[int]:
-    """Token ids of a text in which special tokens may be spelt out."""
-    return list(llm.tokenizer.encode(text))
+def device_of(llm: LLM) -> torch.device:
+    """Where an engine runs."""
+    return torch.device("cuda" if llm.config.device == "cuda" else "cpu")

@@ -1,7 +1,7 @@
 """Streamed text in two colours: accepted drafts, and the target's own tokens."""
 
 from collections.abc import Callable, Sequence
-from typing import TextIO
+from typing import IO
 
 from rich.color import ColorSystem
 from rich.style import Style
@@ -27,7 +27,7 @@ class TokenText:
         is_colored: without colour the text is printed as it is.
     """
 
-    def __init__(self, file: TextIO, decode: Decode, *, is_colored: bool) -> None:
+    def __init__(self, file: IO[str], decode: Decode, *, is_colored: bool) -> None:
         self._file = file
         self._decode = decode
         self._is_colored = is_colored
