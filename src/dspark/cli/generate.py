@@ -1,12 +1,12 @@
 """`dspark generate`: continue a text, showing which tokens were drafted; or prove that drafting changed none."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dspark.bench.generate import first_difference
+from dspark.bench.generate import WARMUP_TOKENS, first_difference
 from dspark.cli import exit_codes, options
 from dspark.cli.console import ACCEPTED_STYLE, err, fail, has_color, note, out, print_json
 from dspark.cli.options import DEFAULTS, DraftChoice
@@ -44,8 +44,7 @@ def generate(
     if compare and draft is DraftChoice.OFF:
         raise DSparkError("--compare runs with and without drafts by itself: leave out --draft off")
     llm = open_llm(model, draft)
-    if compare:
-        require_speculation(llm, "--compare")
+    plain_llm = _open_plain(llm, model, text, params) if compare else None
     reply = _run(llm, text, params, is_shown=not as_json)
     report: dict[str, Any] = {
         "prompt": text,
@@ -54,8 +53,8 @@ def generate(
         "sampling": asdict(params),
         **reply.as_json(),
     }
-    if compare and not reply.is_interrupted:
-        plain = _run(open_llm(model, DraftChoice.OFF), text, params, is_shown=False)
+    if plain_llm is not None and not reply.is_interrupted:
+        plain = _run(plain_llm, text, params, is_shown=False)
         comparison = _compare(plain, reply)
         report["compare"] = comparison
         if not as_json:
@@ -67,6 +66,15 @@ def generate(
         raise typer.Exit(exit_codes.INTERRUPTED)
     if report.get("compare", {}).get("first_difference") is not None:
         raise typer.Exit(exit_codes.FAILED)
+
+
+def _open_plain(drafted: LLM, model: Path | None, prompt: str, params: SamplingParams) -> LLM:
+    """The engine to compare with. Both run shortly first, so that neither pays alone for what is built once."""
+    require_speculation(drafted, "--compare")
+    plain = open_llm(model, DraftChoice.OFF)
+    for llm in (drafted, plain):
+        llm.generate([prompt_ids(llm, prompt)], replace(params, max_tokens=min(WARMUP_TOKENS, params.max_tokens)))
+    return plain
 
 
 def _run(llm: LLM, prompt: str, params: SamplingParams, *, is_shown: bool) -> Reply:
