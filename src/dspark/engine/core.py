@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspark.config.errors import ConfigError
+from dspark.config.errors import ConfigError, DSparkError
 from dspark.config.sampling import SamplingParams
 from dspark.engine.finish import take_tokens
 from dspark.engine.request import Emission, PendingDraft, Request, TokenLogprob
@@ -118,12 +118,16 @@ class Engine:
         self.preempt(request_id)
         return self.requests.pop(request_id)
 
-    def fork(self, request_id: RequestId, copy_id: RequestId, params: SamplingParams) -> Request:
-        """A second request that continues the first one's tokens from its committed state."""
+    def fork(self, request_id: RequestId, copy_id: RequestId, params: SamplingParams, max_model_len: int) -> Request:
+        """A second request that continues the first one's tokens from its committed state; they are its prompt."""
         source = self.requests[request_id]
         assert source.state is not None
-        copy = self.add(copy_id, source.token_ids, params, source.max_len)
-        copy.state = self.state.fork(source.state)
+        copy = self.add(copy_id, source.token_ids, params, max_model_len)
+        try:
+            copy.state = self.state.fork(source.state)
+        except DSparkError:
+            del self.requests[copy_id]
+            raise
         if self._draft is not None:
             self._draft.states[copy_id] = copy.state
         return copy
@@ -212,12 +216,10 @@ class Engine:
         request.origins += [place < accepted for place in range(len(kept))]
         if request.params.logprobs is not None:
             request.logprobs += self._logprobs(logits[: len(kept)], kept, request.params.logprobs)
-        if self._proposer.num_speculative_tokens:
+        if planned.num_known == 1:  # the end of prefill or replay is no round: nothing could be drafted before it
             request.statistics.record(
                 planned.verify_len, accepted, num_drafted=num_drafted, num_emitted=len(kept)
             )
-        else:
-            request.statistics.record(0, 0, num_emitted=len(kept))
         request.draft = None
         text = request.text.take(is_final=request.finish_reason is not None)
         return Emission(

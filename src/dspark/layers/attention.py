@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from dspark.layers.compressor import Compressor
 from dspark.layers.indexer import Indexer
 from dspark.layers.linear import Linear, RMSNorm, parameter
-from dspark.layers.plans import AttentionPlan, CompressionPlan, LayerPlan, QuantPlan
+from dspark.layers.plans import CompressionPlan, LayerPlan, QuantPlan
 from dspark.layers.quantisers import activation_quantiser, cache_quantiser
 from dspark.layers.state_view import StateView
 from dspark.ops.attention import KEY_CHUNK

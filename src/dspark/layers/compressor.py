@@ -31,7 +31,9 @@ class Compressor(nn.Module):
         gates = self.wgate(x).float()
         if self.plan.position_bias:
             gates = gates + self.ape[view.positions % self.plan.ratio]
-        inputs, exists = view.group_inputs(key, torch.cat((values.float(), gates), dim=-1), self.plan.ratio, self.plan.reach)
+        inputs, exists = view.group_inputs(
+            key, torch.cat((values.float(), gates), dim=-1), self.plan.ratio, self.plan.reach
+        )
         values, gates = inputs.chunk(2, dim=-1)
         gates = gates.masked_fill(~exists.unsqueeze(-1), float("-inf"))
         if self.plan.overlap:

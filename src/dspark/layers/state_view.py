@@ -23,7 +23,7 @@ class StateView(Protocol):
         ...
 
     def group_inputs(self, key: str, rows: Tensor, ratio: int, reach: int) -> tuple[Tensor, Tensor]:
-        """Write compressor inputs [T, D]; return those of completed groups [C, reach, D] and which exist [C, reach]."""
+        """Write compressor inputs [T, D]; return those of completed groups [C, reach, D], 0 where none exists, and which do [C, reach]."""
         ...
 
     def append(self, key: str, ratio: int, rows: Tensor) -> None:

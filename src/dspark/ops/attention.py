@@ -47,8 +47,12 @@ def gather_keys(sources: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Keys [T, J, K] float32 of all sources side by side and their mask [T, J] (True = no key); J in whole chunks."""
     index = torch.cat([index for _, index in sources], dim=1)
     keys = torch.cat([rows.float()[index.clamp(min=0)] for rows, index in sources], dim=1)
+    masked = index < 0
+    if bool(masked.any()):
+        # A weight of zero does not silence a key that is not a number: what stands in for a missing key must be finite.
+        keys.masked_fill_(masked.unsqueeze(-1), 0.0)
     padding = -index.shape[1] % KEY_CHUNK
     if padding:
-        index = F.pad(index, (0, padding), value=-1)
+        masked = F.pad(masked, (0, padding), value=True)
         keys = F.pad(keys, (0, 0, 0, padding))
-    return keys, index < 0
+    return keys, masked

@@ -21,7 +21,9 @@ def stream_rstd(flat: Tensor, eps: float) -> Tensor:
     return (flat.square().mean(-1, keepdim=True) + eps).rsqrt()
 
 
-def mix_streams(logits: Tensor, scale: Tensor, base: Tensor, num_streams: int, iterations: int, eps: float) -> StreamMix:
+def mix_streams(
+    logits: Tensor, scale: Tensor, base: Tensor, num_streams: int, iterations: int, eps: float
+) -> StreamMix:
     """Turn mix logits [T, (2 + S) * S] into pre, post and a doubly stochastic comb (Sinkhorn).
 
     Args:

@@ -3,6 +3,9 @@
 A vendor product picks its kernel by shape, and another kernel means another order of additions. Here every
 product has the shape [ROW_TILE, K] x [K, N]: rows are padded to whole tiles and the tiles form a batch.
 Example: 11 rows become 2 tiles of 8; row 9 is row 1 of tile 1, computed exactly as it would be alone.
+
+For products with fewer than MIN_COLUMNS columns the vendor's kernels also treat the rows of one tile unequally, so a
+row would change with its place in the tile. There each element is a sum of its own.
 """
 
 import torch
@@ -10,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROW_TILE = 8
+MIN_COLUMNS = 16
+MIN_DEPTH = 4
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -23,6 +28,8 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     """
     num_rows, depth = x.shape
     rows = x.float()
+    if weight.shape[0] < MIN_COLUMNS or depth < MIN_DEPTH:
+        return (rows.unsqueeze(1) * weight).sum(-1).to(x.dtype)
     padding = -num_rows % ROW_TILE
     if padding:
         rows = F.pad(rows, (0, 0, 0, padding))
@@ -34,7 +41,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def batched_product(left: Tensor, right: Tensor) -> Tensor:
-    """Independent products [B, M, K] x [B, K, N] -> [B, M, N]; M is padded to whole row tiles."""
+    """Independent products [B, M, K] x [B, K, N] -> [B, M, N], N >= MIN_COLUMNS; M is padded to whole row tiles."""
     num_rows = left.shape[1]
     padding = -num_rows % ROW_TILE
     if padding:

@@ -15,9 +15,12 @@ from dspark.state.geometry import RingPlan, StateGeometry, require_ring_rows, ri
 from dspark.state.pages import PageAllocator
 
 
-@dataclass
+@dataclass(eq=False)
 class RequestState:
-    """A request's place in the stores. Positions below `committed` are final; `tentative` rows follow them."""
+    """A request's place in the stores; each is only itself.
+
+    Positions below `committed` are final; `tentative` rows follow them.
+    """
 
     slot: int
     pages: list[int] = field(default_factory=list)
@@ -30,9 +33,9 @@ class RequestState:
             raise AssertionError(f"{action} with {self.tentative} tentative rows after position {self.committed}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StateImage:
-    """A request's non-paged state at `committed`, and the pages that it shares."""
+    """A request's non-paged state at `committed`, and the pages that it shares; each is only itself."""
 
     committed: int
     rings: dict[str, Tensor]

@@ -82,7 +82,9 @@ class PassView:
         owners, first, _ = self._completed(ratio)
         positions = first.unsqueeze(-1) + torch.arange(ratio - reach, ratio, device=self.state.device)
         index = self.rows.locate(owners.unsqueeze(-1).expand_as(positions), positions, ring.shape[1])
-        return joined[index.clamp(min=0)], index >= 0
+        exists = index >= 0
+        # A row that does not exist weighs nothing, but zero times what is not a number is not zero.
+        return joined[index.clamp(min=0)].masked_fill_(~exists.unsqueeze(-1), 0.0), exists
 
     def append(self, key: str, ratio: int, rows: Tensor) -> None:
         """See `StateView.append`."""

@@ -1,0 +1,316 @@
+"""Every rule that decides whether a configuration runs: one function a rule, each refusal a sentence with a remedy.
+
+What a rule needs from the model or the machine arrives as plain numbers (`dspark.config.facts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dspark.config.compilation import CUDAGraphMode
+from dspark.config.facts import HardwareFacts, ModelFacts, ShardedDimension
+
+if TYPE_CHECKING:
+    from dspark.config.engine import Config
+    from dspark.config.speculative import SpeculativeConfig
+
+UNPACKED_KV_DTYPES = ("bf16", "fp32")
+OFFERED_PARALLEL_SIZES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The verdict: a configuration runs when `refusals` is empty; `notes` say what is ignored or costs something."""
+
+    refusals: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_admitted(self) -> bool:
+        return not self.refusals
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the rules look at."""
+
+    config: Config
+    facts: ModelFacts
+    draft: ModelFacts | None
+    hardware: HardwareFacts | None
+
+    @property
+    def speculative(self) -> SpeculativeConfig | None:
+        return self.config.speculative_config
+
+    @property
+    def width(self) -> int:
+        return self.config.draft_width(self.facts)
+
+
+Rule = Callable[[Question], Iterator[str]]
+
+
+def admit(
+    config: Config,
+    facts: ModelFacts,
+    *,
+    draft: ModelFacts | None = None,
+    hardware: HardwareFacts | None = None,
+) -> Admission:
+    """Apply every rule.
+
+    Args:
+        config: the settings.
+        facts: the target.
+        draft: the drafter's own facts where it comes from another folder than the target.
+        hardware: the devices; None skips the rules that must know them (a dry run on another machine).
+    """
+    question = Question(config, facts, draft, hardware)
+    refusals = tuple(sentence for rule in REFUSALS for sentence in rule(question))
+    notes = tuple(sentence for rule in NOTES for sentence in rule(question))
+    return Admission(refusals, notes)
+
+
+def refuse_parallel_split(question: Question) -> Iterator[str]:
+    """Each rank must hold whole units of every divided dimension."""
+    size = question.config.tensor_parallel_size
+    failing = [item for item in _divided(question) if not item.divides_by(size)]
+    if not failing:
+        return
+    reasons = "; ".join(
+        f"{item.name} {item.size}" + (f" in units of {item.unit}" if item.unit > 1 else "") for item in failing
+    )
+    possible = [n for n in OFFERED_PARALLEL_SIZES if all(item.divides_by(n) for item in _divided(question))]
+    yield (f"tensor_parallel_size {size} does not divide this model: {reasons}; use {_one_of(possible)}.")
+
+
+def refuse_packed_kv(question: Question) -> Iterator[str]:
+    """Rows of the draft's and the target's rings are read back as they were written, so they stay unpacked."""
+    dtype = question.config.kv_cache_dtype
+    if dtype in UNPACKED_KV_DTYPES:
+        return
+    if question.speculative is not None:
+        yield (
+            f"kv_cache_dtype {dtype} packs several rows' scales and values together and is not admitted under "
+            'speculation; use kv_cache_dtype="bf16".'
+        )
+    else:
+        yield f'kv_cache_dtype {dtype} is not offered; use kv_cache_dtype="bf16".'
+
+
+def refuse_method(question: Question) -> Iterator[str]:
+    """The checkpoint must carry the drafter that is asked for."""
+    if question.speculative is None:
+        return
+    method = question.speculative.method
+    source = question.draft or question.facts
+    if method not in source.draft_methods:
+        carried = _one_of(source.draft_methods) if source.draft_methods else "none"
+        yield (
+            f"method {method} needs draft stages that {source.name} does not carry (drafters in it: {carried}); "
+            "use a checkpoint with them, or switch speculation off."
+        )
+
+
+def refuse_other_release(question: Question) -> Iterator[str]:
+    """A drafter trained on another target proposes with the wrong hidden states."""
+    if question.speculative is None or question.draft is None:
+        return
+    if question.draft.fingerprint != question.facts.fingerprint:
+        yield (
+            f"the drafter in {question.speculative.model} ({question.draft.name}, release "
+            f"{question.draft.fingerprint[:12] or 'unknown'}) does not belong to the target "
+            f"({question.facts.name}, release {question.facts.fingerprint[:12] or 'unknown'}); "
+            f"use the draft stages that ship with {question.config.model or 'the embedded model'}."
+        )
+
+
+def refuse_wide_draft(question: Question) -> Iterator[str]:
+    """Positions behind the trained block were never trained."""
+    if question.speculative is None or question.speculative.dspark_config.allow_untrained_width:
+        return
+    trained = (question.draft or question.facts).draft_block_size
+    if trained and question.width > trained:
+        yield (
+            f"num_speculative_tokens {question.width} is above the trained block size {trained}; use {trained} or "
+            "fewer, or set allow_untrained_width and expect lower acceptance."
+        )
+
+
+def refuse_relaxed_acceptance(question: Question) -> Iterator[str]:
+    if question.speculative is not None and question.speculative.acceptance_method == "relaxed":
+        yield (
+            'relaxed acceptance changes the output and is not admitted; use acceptance_method="exact" with '
+            'sampler="ratio" for the highest acceptance.'
+        )
+
+
+def refuse_forced_acceptance(question: Question) -> Iterator[str]:
+    """Forced acceptance draws its own accept pattern, so nothing else may decide it."""
+    spec = question.speculative
+    if spec is None or not spec.forces_acceptance:
+        return
+    length, rate = spec.spec_decode_acceptance_length, spec.spec_decode_acceptance_rate
+    if length is not None and rate is not None:
+        yield (
+            f"spec_decode_acceptance_length {length:g} and spec_decode_acceptance_rate {rate:g} say the same thing "
+            "twice; set one of them."
+        )
+    if length is not None and question.width and length > question.width + 1:
+        yield (
+            f"spec_decode_acceptance_length {length:g} is above {question.width + 1}, the most that "
+            f"{question.width} draft tokens and the bonus can give; lower it."
+        )
+    if spec.dspark_config.uses_confidence:
+        yield (
+            f"forced acceptance together with the confidence schedule {spec.dspark_config.schedule} would measure "
+            'neither; use schedule="fixed", or drop the forced acceptance.'
+        )
+
+
+def refuse_schedule(question: Question) -> Iterator[str]:
+    """Each schedule needs its own settings, and no setting is read silently by none."""
+    if question.speculative is None:
+        return
+    dspark = question.speculative.dspark_config
+    if dspark.schedule == "throughput" and dspark.calibration_profile is None:
+        yield (
+            "schedule throughput needs the cost table of a calibration_profile; run `dspark calibrate` and pass the "
+            'file, or use schedule="fixed".'
+        )
+    if dspark.schedule == "fixed" and dspark.calibration_profile is not None:
+        yield (
+            f"calibration_profile {dspark.calibration_profile} is given but schedule fixed reads none; use "
+            'schedule="throughput" or "threshold", or drop the profile.'
+        )
+    if dspark.schedule == "threshold" and dspark.draft_confidence_threshold is None:
+        yield 'schedule threshold needs draft_confidence_threshold in (0, 1]; set it, or use schedule="fixed".'
+    if dspark.schedule != "threshold" and dspark.draft_confidence_threshold is not None:
+        yield (
+            f"draft_confidence_threshold {dspark.draft_confidence_threshold:g} is given but schedule "
+            f'{dspark.schedule} reads none; use schedule="threshold", or drop the threshold.'
+        )
+    if dspark.uses_confidence and question.speculative.method != "dspark":
+        yield (
+            f"schedule {dspark.schedule} needs a confidence head, which method {question.speculative.method} lacks; "
+            'use schedule="fixed".'
+        )
+
+
+def refuse_small_batch(question: Question) -> Iterator[str]:
+    """One step must be able to carry a full verification of every running request."""
+    config, needed = question.config, question.config.max_num_seqs * (1 + question.width)
+    if config.max_num_batched_tokens < needed:
+        yield (
+            f"max_num_batched_tokens {config.max_num_batched_tokens} is below max_num_seqs {config.max_num_seqs} x "
+            f"(1 + num_speculative_tokens {question.width}) = {needed}; raise it to {needed} or lower the others."
+        )
+
+
+def refuse_long_context(question: Question) -> Iterator[str]:
+    limit, asked = question.facts.max_position_embeddings, question.config.max_model_len
+    if asked is not None and asked > limit:
+        yield f"max_model_len {asked} is above the {limit} positions of {question.facts.name}; use {limit} or less."
+
+
+def refuse_graphs(question: Question) -> Iterator[str]:
+    """Graphs need a device that captures them, and eager means none."""
+    config, compilation = question.config, question.config.compilation_config
+    if compilation.level > 0:
+        yield f"compilation level {compilation.level} is not offered: kernels are chosen with the model; use level=0."
+    mode = compilation.cudagraph_mode
+    if mode is CUDAGraphMode.NONE:
+        if compilation.cudagraph_capture_sizes:
+            yield (
+                f"cudagraph_capture_sizes {compilation.cudagraph_capture_sizes} are given but cudagraph_mode is none; "
+                'use cudagraph_mode="full", or drop the sizes.'
+            )
+        return
+    if mode is CUDAGraphMode.PIECEWISE:
+        yield 'cudagraph_mode piecewise is not offered; use "full" or "none".'
+    if config.enforce_eager:
+        yield f"enforce_eager and cudagraph_mode {mode.value} contradict each other; drop one of them."
+    if not _may_have_graphs(question):
+        yield f'cudagraph_mode {mode.value} needs a device that captures graphs and the CPU does not; use "none".'
+
+
+def refuse_hardware(question: Question) -> Iterator[str]:
+    """The devices asked for must be there."""
+    config, hardware = question.config, question.hardware
+    if hardware is None:
+        return
+    if config.device == "cuda" and hardware.kind != "cuda":
+        yield 'device cuda is asked for but this machine shows none; use device="cpu" or "auto".'
+    elif _runs_on_cuda(question) and config.tensor_parallel_size > hardware.num_devices:
+        yield (
+            f"tensor_parallel_size {config.tensor_parallel_size} needs as many devices and {hardware.num_devices} "
+            "are visible; lower it."
+        )
+
+
+def note_wide_draft(question: Question) -> Iterator[str]:
+    trained = (question.draft or question.facts).draft_block_size
+    if question.speculative is not None and trained and question.width > trained:
+        yield f"num_speculative_tokens {question.width} is above the trained block size {trained}: acceptance falls."
+
+
+def note_forced_acceptance(question: Question) -> Iterator[str]:
+    if question.speculative is not None and question.speculative.forces_acceptance:
+        forced = question.speculative.forced_accepted_len(question.width)
+        yield f"acceptance is forced to a mean accepted length of {forced:g}: the text is meaningless."
+
+
+def note_expert_parallel(question: Question) -> Iterator[str]:
+    if question.config.enable_expert_parallel and question.config.tensor_parallel_size == 1:
+        yield "enable_expert_parallel has no effect with tensor_parallel_size 1."
+
+
+def note_vision(question: Question) -> Iterator[str]:
+    if question.facts.has_vision:
+        yield "the vision tower is not loaded: text requests only."
+
+
+def note_plain(question: Question) -> Iterator[str]:
+    if question.speculative is None and question.facts.draft_methods:
+        yield "speculation is not running because no speculative_config is given; the draft stages are not loaded."
+    elif question.speculative is None:
+        yield f"speculation is not running because {question.facts.name} carries no draft stages."
+
+
+def _divided(question: Question) -> list[ShardedDimension]:
+    layout = "expert_parallel" if question.config.enable_expert_parallel else "tensor_parallel"
+    return [item for item in question.facts.sharded if item.when in ("always", layout)]
+
+
+def _runs_on_cuda(question: Question) -> bool:
+    return question.config.device != "cpu" and question.hardware is not None and question.hardware.kind == "cuda"
+
+
+def _may_have_graphs(question: Question) -> bool:
+    if question.config.device == "cpu":
+        return False
+    return question.hardware is None or (question.hardware.kind == "cuda" and question.hardware.has_graphs)
+
+
+def _one_of(values: tuple[str, ...] | list[int]) -> str:
+    return " or ".join(str(value) for value in values)
+
+
+REFUSALS: tuple[Rule, ...] = (
+    refuse_parallel_split,
+    refuse_packed_kv,
+    refuse_method,
+    refuse_other_release,
+    refuse_wide_draft,
+    refuse_relaxed_acceptance,
+    refuse_forced_acceptance,
+    refuse_schedule,
+    refuse_small_batch,
+    refuse_long_context,
+    refuse_graphs,
+    refuse_hardware,
+)
+NOTES: tuple[Rule, ...] = (note_wide_draft, note_forced_acceptance, note_expert_parallel, note_vision, note_plain)

@@ -1,0 +1,51 @@
+"""How a step is run on the device: eagerly, or as captured graphs."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from dspark.config.checks import require_int
+from dspark.config.errors import ConfigError
+
+MAX_COMPILATION_LEVEL = 3
+
+
+class CUDAGraphMode(Enum):
+    """Which steps are captured; the members that other engines know besides these are refused at admission."""
+
+    NONE = "none"
+    PIECEWISE = "piecewise"
+    FULL = "full"
+
+
+@dataclass(frozen=True)
+class CompilationConfig:
+    """Compilation and graph capture.
+
+    Args:
+        level: 0 runs the modules as they are; higher levels ask for a compiler (see admission).
+        cudagraph_mode: which steps are launched as captured graphs; a member or its name.
+        cudagraph_capture_sizes: row counts to capture, ascending; empty lets the engine choose.
+    """
+
+    level: int = 0
+    cudagraph_mode: CUDAGraphMode = CUDAGraphMode.NONE
+    cudagraph_capture_sizes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_int("compilation level", self.level, low=0, high=MAX_COMPILATION_LEVEL)
+        object.__setattr__(self, "cudagraph_mode", _as_mode(self.cudagraph_mode))
+        sizes = tuple(self.cudagraph_capture_sizes)
+        for size in sizes:
+            require_int("cudagraph_capture_sizes", size, low=1)
+        if list(sizes) != sorted(set(sizes)):
+            raise ConfigError(f"cudagraph_capture_sizes must ascend without repeats, not {sizes}")
+        object.__setattr__(self, "cudagraph_capture_sizes", sizes)
+
+
+def _as_mode(mode: object) -> CUDAGraphMode:
+    if isinstance(mode, CUDAGraphMode):
+        return mode
+    names = {member.value: member for member in CUDAGraphMode}
+    if isinstance(mode, str) and mode.lower() in names:
+        return names[mode.lower()]
+    raise ConfigError(f"cudagraph_mode must be one of {', '.join(names)}, not {mode!r}")

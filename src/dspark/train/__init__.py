@@ -1,0 +1,1 @@
+"""Training of the embedded model: tokenizer, corpus, target, drafter and its baselines."""

@@ -1,0 +1,104 @@
+"""State views of whole windows for training: nothing is stored, every row sees its own window's past through masks.
+
+Where the inference views hand out row numbers, these hand out boolean masks [B or 1, queries, keys]; the training
+twin of sparse attention reads them.
+"""
+
+import torch
+from torch import Tensor
+
+
+class SequenceView:
+    """`StateView` over B windows of S tokens, rows ordered by window.
+
+    Args:
+        batch, length: B and S. S is a multiple of every compression ratio.
+        window: tokens that a query sees uncompressed.
+        dense: queries attend every visible compressed row instead of the picked ones.
+    """
+
+    def __init__(self, batch: int, length: int, window: int, device: torch.device, dense: bool) -> None:
+        self.batch = batch
+        self.length = length
+        self.dense = dense
+        self.step = torch.arange(length, device=device)
+        self.positions = self.step.repeat(batch)
+        back = self.step.unsqueeze(1) - self.step
+        self._window = ((back >= 0) & (back < window)).unsqueeze(0)
+        self._rows: dict[str, Tensor] = {}
+
+    def window_keys(self, key: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """See `StateView.window_keys`; the index is a mask [1, S, S]."""
+        return rows, self._window
+
+    def group_positions(self, ratio: int) -> Tensor:
+        """See `StateView.group_positions`."""
+        return self.step[::ratio].repeat(self.batch)
+
+    def group_inputs(self, key: str, rows: Tensor, ratio: int, reach: int) -> tuple[Tensor, Tensor]:
+        """See `StateView.group_inputs`."""
+        groups = rows.view(self.batch, -1, ratio, rows.shape[-1])
+        exists = torch.ones(groups.shape[:3], dtype=torch.bool, device=rows.device)
+        if reach > ratio:
+            groups = torch.cat((torch.roll(groups, 1, dims=1), groups), dim=2)
+            exists = torch.cat((exists, exists), dim=2)
+            exists[:, 0, :ratio] = False
+        return groups.flatten(0, 1), exists.flatten(0, 1)
+
+    def append(self, key: str, ratio: int, rows: Tensor) -> None:
+        """See `StateView.append`."""
+        self._rows[key] = rows
+
+    def appended(self, key: str) -> Tensor:
+        """See `StateView.appended`: the rows of all windows, [B * C, K]."""
+        return self._rows[key]
+
+    def visible(self, ratio: int) -> Tensor:
+        """See `StateView.visible`."""
+        return (self.positions + 1) // ratio
+
+    def max_visible(self, ratio: int) -> int:
+        """See `StateView.max_visible`."""
+        return self.length // ratio
+
+    def addresses(self, ratio: int, rows: Tensor) -> Tensor:
+        """The mask [B, S, C] of the picked rows [B * S, J], or of all visible rows [1, S, C] where `dense`."""
+        count = self.length // ratio
+        if self.dense:
+            every = torch.arange(count, device=rows.device)
+            return (every < ((self.step + 1) // ratio).unsqueeze(1)).unsqueeze(0)
+        picked = torch.zeros(rows.shape[0], count + 1, dtype=torch.bool, device=rows.device)
+        picked.scatter_(1, torch.where(rows < 0, count, rows), True)
+        return picked[:, :count].view(self.batch, self.length, count)
+
+    def keys_by_request(self, key: str, ratio: int, chunk: int) -> list[tuple[slice, Tensor]]:
+        """One entry for all windows: keys [B, C, K]."""
+        return [(slice(None), self._rows[key].view(self.batch, -1, self._rows[key].shape[-1]))]
+
+
+class BlockView:
+    """View of A draft blocks in each of B windows: a block sees the context below its anchor and itself.
+
+    Args:
+        anchors: [B, A] anchor positions. Rows are ordered by window, anchor, block position.
+        block_size: G. length: S, context rows of a window. window: context tokens that a block sees.
+    """
+
+    def __init__(self, anchors: Tensor, block_size: int, length: int, window: int) -> None:
+        batch, num_anchors = anchors.shape
+        self.batch = batch
+        self.context: dict[str, Tensor] = {}
+        offsets = torch.arange(block_size, device=anchors.device)
+        self.positions = (anchors.unsqueeze(-1) + offsets).flatten()
+        own = torch.arange(num_anchors, device=anchors.device).repeat_interleave(block_size)
+        anchor_of_row = anchors.repeat_interleave(block_size, dim=1).unsqueeze(-1)
+        step = torch.arange(length, device=anchors.device)
+        context = (step < anchor_of_row) & (step >= anchor_of_row - window)
+        block = (own.unsqueeze(1) == own).expand(batch, -1, -1)
+        self._mask = torch.cat((context, block), dim=2)
+
+    def window_keys(self, key: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Context and block rows [B * (S + A * G), K] and the mask [B, A * G, S + A * G]."""
+        context = self.context[key].view(self.batch, -1, rows.shape[-1])
+        joined = torch.cat((context.to(rows.dtype), rows.view(self.batch, -1, rows.shape[-1])), dim=1)
+        return joined.flatten(0, 1), self._mask

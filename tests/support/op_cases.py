@@ -1,0 +1,298 @@
+"""Every op of the model as rows in, rows out, with a naive double-precision version beside it.
+
+A case draws the inputs of T rows, calls one op on them, and knows what the op means. What is not a row (weights,
+stores) is fixed by the case. A further set of twins is held to the same rules by adding it to OP_SETS.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspark.ops.elementwise import sigmoid, silu, softplus
+from dspark.ops.engram import hash_ngrams
+from dspark.ops.hyper import StreamMix, head_mix
+from dspark.ops.index import candidate_rows, pick_rows
+from dspark.ops.opset import TORCH_OPS, OpSet
+from dspark.ops.rope import rope_frequencies, rotations
+from dspark.ops.route import Route, choose_experts, route_scores, weigh_experts
+from support import naive_ops as naive
+
+OP_SETS = [TORCH_OPS]
+Rows = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """One op on rows.
+
+    Attributes:
+        make: generator, T -> inputs, each with T rows.
+        call: twins, inputs -> outputs, each with T rows.
+        naive: inputs -> what the outputs should be, in double precision; None where a test of its own says more.
+        tolerance: largest error relative to 1 + |value|.
+    """
+
+    name: str
+    make: Callable[[torch.Generator, int], Rows]
+    call: Callable[..., Rows]
+    naive: Callable[..., Rows] | None = None
+    tolerance: float = 2e-5
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator)
+
+
+def fixed(seed: int, *shape: int) -> Tensor:
+    """What all rows share: the same numbers in every call."""
+    return normal(torch.Generator().manual_seed(seed), *shape)
+
+
+def linear_case(depth: int, width: int, dtype: torch.dtype = torch.float32) -> OpCase:
+    weight = fixed(1, width, depth) * depth**-0.5
+    return OpCase(
+        f"linear {depth}x{width} {str(dtype)[6:]}",
+        lambda g, T: (normal(g, T, depth).to(dtype),),
+        lambda ops, x: (ops.linear(x, weight),),
+        lambda x: (x.double() @ weight.double().t(),),
+        tolerance=2e-5 if dtype == torch.float32 else 8e-3,
+    )
+
+
+def attention_case(heads: int, width: int, window: int, picks: int, dtype: torch.dtype = torch.float32) -> OpCase:
+    """Two stores; some keys are missing, row 0 of each store is nobody's and is not a number."""
+    near, far, sink = fixed(2, 90, width), fixed(3, 120, width), fixed(4, heads)
+    near[0], far[0] = float("nan"), float("inf")
+    near, far = near.to(dtype), far.to(dtype)
+    scale = width**-0.5
+
+    def index(g: torch.Generator, T: int, count: int, rows: int) -> Tensor:
+        chosen = torch.rand(T, rows - 1, generator=g).argsort(-1)[:, :count] + 1
+        missing = torch.rand(T, count, generator=g) < 0.3
+        return chosen.masked_fill(missing, -1)
+
+    def make(g: torch.Generator, T: int) -> Rows:
+        return normal(g, T, heads, width).to(dtype), index(g, T, window, 90), index(g, T, picks, 120)
+
+    return OpCase(
+        f"sparse_attention H{heads} K{width} {window}+{picks} {str(dtype)[6:]}",
+        make,
+        lambda ops, q, a, b: (ops.sparse_attention(q, [(near, a), (far, b)], sink, scale),),
+        lambda q, a, b: (naive.sparse_attention(q, [(near, a), (far, b)], sink, scale),),
+        tolerance=2e-5 if dtype == torch.float32 else 8e-3,
+    )
+
+
+def experts_case(experts: int, count: int) -> OpCase:
+    w13, w2 = fixed(5, experts, 2 * 24, 40) * 0.3, fixed(6, experts, 40, 24) * 0.3
+
+    def make(g: torch.Generator, T: int) -> Rows:
+        chosen = torch.rand(T, experts, generator=g).argsort(-1)[:, :count]
+        return normal(g, T, 40), chosen, torch.rand(T, count, generator=g)
+
+    return OpCase(
+        f"routed_experts {count} of {experts}",
+        make,
+        lambda ops, x, ids, weights: (
+            ops.routed_experts(x, Route(ids, weights), w13, w2, 2.0, lambda y: ops.quantise_fp8(y, 8)),
+        ),
+        None if count > 2 else lambda x, ids, weights: (naive.routed_experts(x, ids, weights, w13, w2, 2.0, 8),),
+        tolerance=2e-3,
+    )
+
+
+def index_case(heads: int, rows: int) -> OpCase:
+    keys = fixed(7, rows, 32)
+    return OpCase(
+        f"index_scores H{heads} C{rows}",
+        lambda g, T: (normal(g, T, heads, 32), normal(g, T, heads)),
+        lambda ops, q, w: (ops.index_scores(q, w, [(slice(0, q.shape[0]), keys)]),),
+        lambda q, w: (naive.index_scores(q, w, keys),),
+    )
+
+
+def quantise_case(field: str, group: int, reference: Callable[[Tensor, int], Tensor], size: float) -> OpCase:
+    return OpCase(
+        f"{field} {group} x{size:g}",
+        lambda g, T: (normal(g, T, 3 * group) * size * torch.randn(T, 1, generator=g).exp(),),
+        lambda ops, x: (getattr(ops, field)(x, group),),
+        lambda x: (reference(x, group),),
+        tolerance=0.0,
+    )
+
+
+def rope_case(heads: int | None) -> OpCase:
+    freqs = rope_frequencies(12, 10000.0, None)
+    shape = (20,) if heads is None else (heads, 20)
+
+    def call(ops: OpSet, x: Tensor, positions: Tensor) -> Rows:
+        return (ops.apply_rope(x, *rotations(positions, freqs)),)
+
+    return OpCase(
+        f"rope heads {heads}",
+        lambda g, T: (normal(g, T, *shape), torch.randint(0, 100_000, (T,), generator=g)),
+        call,
+        lambda x, positions: (naive.apply_rope(x, positions, freqs),),
+        tolerance=1e-4,  # of angles up to 100,000 radians in float32
+    )
+
+
+def hyper_cases(size: int, width: int) -> list[OpCase]:
+    """The four ops of hyper-connections with `size` streams."""
+    scale, base = fixed(8, 3), fixed(9, (2 + size) * size)
+
+    def mixed(g: torch.Generator, T: int) -> Rows:
+        return normal(g, T, (2 + size) * size), normal(g, T, size, width), normal(g, T, width)
+
+    def expand(ops: OpSet, logits: Tensor, streams: Tensor, output: Tensor) -> Rows:
+        mix = ops.mix_streams(logits, scale, base, size, 7, 1e-6)
+        return (*mix, ops.expand_streams(output, streams, mix), ops.collapse_streams(streams, mix.pre))
+
+    def naive_expand(logits: Tensor, streams: Tensor, output: Tensor) -> Rows:
+        mix = naive.mix_streams(logits, scale, base, size, 7, 1e-6)
+        return (*mix, naive.expand_streams(output, streams, StreamMix(*mix)), naive.collapse_streams(streams, mix[0]))
+
+    return [
+        OpCase(f"mix, expand, collapse S{size} D{width}", mixed, expand, naive_expand),
+        OpCase(
+            f"stream_rstd S{size} D{width}",
+            lambda g, T: (normal(g, T, size * width),),
+            lambda ops, x: (ops.stream_rstd(x, 1e-6),),
+            lambda x: ((x.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt(),),
+        ),
+        OpCase(
+            f"head_mix S{size}",
+            lambda g, T: (normal(g, T, size),),
+            lambda ops, x: (head_mix(x, scale[:1], base[:size], 1e-6),),
+            lambda x: (naive.sigmoid(x.double() * scale[0] + base[:size]) + 1e-6,),
+        ),
+        OpCase(
+            f"engram_gate S{size} D{width}",
+            lambda g, T: (normal(g, T, size, width), normal(g, T, size, width)),
+            lambda ops, streams, key: (ops.engram_gate(streams, key, fixed(10, size, width), 1e-6),),
+            lambda streams, key: (naive.engram_gate(streams, key, fixed(10, size, width), 1e-6),),
+        ),
+    ]
+
+
+def selection_cases() -> list[OpCase]:
+    """Choices of experts and of compressed rows; scores are coarse, so that there are many ties."""
+
+    def coarse(g: torch.Generator, *shape: int) -> Tensor:
+        return torch.randint(-4, 5, shape, generator=g).float()
+
+    def seen(visible: Tensor, rows: int) -> Tensor:
+        return torch.arange(rows) < visible.unsqueeze(-1)
+
+    bias = fixed(11, 9).round()
+    return [
+        OpCase(
+            "choose_experts",
+            lambda g, T: (coarse(g, T, 9),),
+            lambda ops, scores: (choose_experts(scores, bias, 4),),
+            lambda scores: (naive.best_columns(scores + bias, 4),),
+            tolerance=0.0,
+        ),
+        OpCase(
+            "pick_rows",
+            lambda g, T: (coarse(g, T, 37), torch.randint(0, 38, (T,), generator=g)),
+            lambda ops, scores, visible: (pick_rows(scores, seen(visible, 37), 6),),
+            lambda scores, visible: (naive.pick_rows(scores, visible, 6),),
+            tolerance=0.0,
+        ),
+        OpCase(
+            "candidate_rows",
+            lambda g, T: (coarse(g, T, 37), torch.randint(0, 38, (T,), generator=g)),
+            lambda ops, scores, visible: (candidate_rows(scores, visible, 4, 3),),
+            lambda scores, visible: (naive.candidate_rows(scores, visible, 4, 3),),
+            tolerance=0.0,
+        ),
+        OpCase(
+            "route weights",
+            lambda g, T: (normal(g, T, 9) * 4,),
+            lambda ops, logits: tuple(
+                weigh_experts(route_scores(logits), choose_experts(route_scores(logits), bias, 3), True, 1e-20, 1.5)
+            ),
+            lambda logits: naive.route(logits, bias, 3, 1e-20, 1.5),
+        ),
+    ]
+
+
+def elementwise_case(function: Callable[[Tensor], Tensor], reference: Callable[[Tensor], Tensor], size: int) -> OpCase:
+    return OpCase(
+        f"{function.__name__} {size}",
+        lambda g, T: (normal(g, T, size) * 8,),
+        lambda ops, x: (function(x),),
+        lambda x: (reference(x.double()),),
+    )
+
+
+_MULTIPLIERS = torch.tensor([7919, 104729, 1299709])
+_PRIMES = torch.tensor([[11, 13], [17, 19]])
+_OFFSETS = torch.tensor([[0, 11], [24, 41]])
+
+CASES: list[OpCase] = [
+    *(linear_case(depth, width) for depth, width in ((64, 48), (33, 7), (1, 1), (640, 1), (4, 16), (96, 257), (513, 130), (640, 1024))),
+    linear_case(64, 48, torch.bfloat16),
+    linear_case(33, 7, torch.bfloat16),
+    attention_case(1, 16, 8, 3),
+    attention_case(3, 32, 8, 5),
+    attention_case(7, 24, 61, 70),
+    attention_case(5, 96, 64, 64, torch.bfloat16),
+    experts_case(5, 2),
+    experts_case(3, 1),
+    experts_case(9, 4),
+    index_case(3, 64),
+    index_case(7, 192),
+    *(
+        quantise_case(field, group, reference, size)
+        for field, group, reference in (
+            ("quantise_fp8", 32, naive.quantise_fp8),
+            ("quantise_fp4", 32, naive.quantise_fp4),
+            ("quantise_fp4_e4m3", 16, naive.quantise_fp4_e4m3),
+        )
+        for size in (1e-7, 1.0, 300.0)
+    ),
+    *(
+        OpCase(
+            f"rms_norm {size} {str(dtype)[6:]}",
+            lambda g, T, size=size, dtype=dtype: (normal(g, T, size).to(dtype),),
+            lambda ops, x, size=size: (ops.rms_norm(x, fixed(12, size), 1e-6), ops.rms_norm(x, None, 1e-6)),
+            lambda x, size=size: (naive.rms_norm(x, fixed(12, size), 1e-6), naive.rms_norm(x, None, 1e-6)),
+            tolerance=1e-5 if dtype == torch.float32 else 8e-3,
+        )
+        for size, dtype in ((1, torch.float32), (37, torch.float32), (1000, torch.float32), (64, torch.bfloat16))
+    ),
+    rope_case(None),
+    rope_case(3),
+    OpCase(
+        "pool_groups",
+        lambda g, T: (normal(g, T, 4, 19), normal(g, T, 4, 19) * 3),
+        lambda ops, values, gates: (ops.pool_groups(values, gates),),
+        lambda values, gates: ((values.double() * gates.double().softmax(1)).sum(1),),
+    ),
+    OpCase(
+        "gate_and_up",
+        lambda g, T: (normal(g, T, 2 * 23) * 3,),
+        lambda ops, x: (ops.gate_and_up(x, 2.0), ops.gate_and_up(x, 0.0)),
+        lambda x: (naive.gate_and_up(x, 2.0), naive.gate_and_up(x, 0.0)),
+    ),
+    *hyper_cases(4, 33),
+    *hyper_cases(3, 64),
+    *selection_cases(),
+    *(elementwise_case(sigmoid, naive.sigmoid, size) for size in (1, 13)),
+    *(elementwise_case(silu, lambda x: x * naive.sigmoid(x), size) for size in (1, 13)),
+    *(elementwise_case(softplus, naive.softplus, size) for size in (1, 13)),
+    OpCase(
+        "hash_ngrams",
+        lambda g, T: (torch.randint(0, 500, (T, 3), generator=g),),
+        lambda ops, ngrams: (hash_ngrams(ngrams, _MULTIPLIERS, _PRIMES, _OFFSETS),),
+        lambda ngrams: (naive.hash_ngrams(ngrams, _MULTIPLIERS, _PRIMES, _OFFSETS),),
+        tolerance=0.0,
+    ),
+]
