@@ -12,7 +12,6 @@ from rich.console import Console
 
 from dspark.config.errors import DSparkError
 from dspark.train.checkpointing import CHECKPOINT_NAME
-from dspark.train.data import TokenBatches, WindowSampler
 from dspark.train.loop import LoopConfig, TrainingRun
 from dspark.train.protocols import DraftBlockRows, TargetFeatures
 from dspark.train.reporting import RunDisplay
@@ -20,6 +19,7 @@ from dspark.train.schedule import Schedule
 from dspark.train.tasks import DraftTask, TargetTask, draw_anchors
 from dspark.train.tokenizer import EOS, TOKEN_ID
 from dspark.train.tokens import TokenArray
+from dspark.train.windows import TokenBatches, WindowSampler
 
 V, D, WINDOW = 32, 16, 17
 FAST = Schedule(warmup_steps=5)

@@ -42,9 +42,7 @@ Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same 
 Minutes = Annotated[
     float | None, typer.Option("--minutes", help="Wall-clock limit, last evaluation and file included.")
 ]
-Steps = Annotated[
-    int | None, typer.Option("--steps", help="Limit in updates; the first limit reached ends the run.")
-]
+Steps = Annotated[int | None, typer.Option("--steps", help="Limit in updates; the first limit reached ends the run.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Windows of one batch.")]
 SeqLen = Annotated[int, typer.Option("--seq-len", help="Tokens that a window predicts.")]
 Accumulate = Annotated[int, typer.Option("--accumulate", help="Batches of one update.")]

@@ -1,9 +1,11 @@
 """The engine: requests in, steps of one ragged pass each, emissions out. `step` reads as the round of the paper."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dspark.config.errors import ConfigError, DSparkError
@@ -23,7 +25,7 @@ from dspark.speculative.proposer import NoProposer, Proposal, ProposalRequest, P
 from dspark.speculative.statistics import AcceptanceStatistics
 from dspark.speculative.survival import compute_survival
 from dspark.speculative.verify import Verdict, VerifySpan, verify
-from dspark.state.model_state import ModelState, StateImage
+from dspark.state.model_state import ModelState, RequestState, StateImage
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Speculation:
 
     num_speculative_tokens: int = 0
     proposer: Proposer | None = None
-    lengths: LengthPolicy = FixedLengths()
+    lengths: LengthPolicy = field(default_factory=FixedLengths)
     temperatures: tuple[float, ...] | None = None
     forced: ForcedAcceptance | None = None
 
@@ -66,7 +68,9 @@ class Engine:
         self._draft = DraftRunner(self.model, self.state, width)
         return DSparkProposer(self._draft, width, self.num_valid_tokens)
 
-    def add(self, request_id: RequestId, prompt_ids: Sequence[int], params: SamplingParams, max_model_len: int) -> Request:
+    def add(
+        self, request_id: RequestId, prompt_ids: Sequence[int], params: SamplingParams, max_model_len: int
+    ) -> Request:
         """Take a request in; it holds no state until `start`.
 
         Raises:
@@ -81,7 +85,8 @@ class Engine:
             )
         wrong = [token for token in prompt_ids if not 0 <= token < self.model.plan.vocab_size]
         if wrong:
-            raise ConfigError(f"the prompt holds the token id {wrong[0]}; ids go from 0 to {self.model.plan.vocab_size - 1}")
+            last = self.model.plan.vocab_size - 1
+            raise ConfigError(f"the prompt holds the token id {wrong[0]}; ids go from 0 to {last}")
         if request_id in self.requests:
             raise ConfigError(f"the request id {request_id!r} is running already: choose another")
         request = Request(
@@ -205,9 +210,7 @@ class Engine:
             committed[planned.request_id] = num_rows
         return emissions, committed
 
-    def _emit(
-        self, request: Request, planned: PlannedSpan, verdict: Verdict, number: int, logits: Tensor
-    ) -> Emission:
+    def _emit(self, request: Request, planned: PlannedSpan, verdict: Verdict, number: int, logits: Tensor) -> Emission:
         """Append the verdict's tokens up to a stop or a limit."""
         num_drafted = len(request.draft.token_ids) if request.draft else 0
         tokens, accepted = verdict.token_ids[number], verdict.num_accepted[number]
@@ -217,22 +220,16 @@ class Engine:
         if request.params.logprobs is not None:
             request.logprobs += self._logprobs(logits[: len(kept)], kept, request.params.logprobs)
         if planned.num_known == 1:  # the end of prefill or replay is no round: nothing could be drafted before it
-            request.statistics.record(
-                planned.verify_len, accepted, num_drafted=num_drafted, num_emitted=len(kept)
-            )
+            request.statistics.record(planned.verify_len, accepted, num_drafted=num_drafted, num_emitted=len(kept))
         request.draft = None
         text = request.text.take(is_final=request.finish_reason is not None)
-        return Emission(
-            request.request_id, tuple(kept), num_accepted, text, request.finish_reason, request.statistics
-        )
+        return Emission(request.request_id, tuple(kept), num_accepted, text, request.finish_reason, request.statistics)
 
     def _logprobs(self, logits: Tensor, token_ids: list[int], count: int) -> list[TokenLogprob]:
         """Exact log-probabilities: of the target row that emitted each token."""
         found = logprobs(logits, torch.tensor(token_ids), count, num_valid_tokens=self.num_valid_tokens)
         tokens, ids, values = found.token.tolist(), found.top_ids.tolist(), found.top.tolist()
-        return [
-            TokenLogprob(token, tuple(zip(ids[row], values[row], strict=True))) for row, token in enumerate(tokens)
-        ]
+        return [TokenLogprob(token, tuple(zip(ids[row], values[row], strict=True))) for row, token in enumerate(tokens)]
 
     def _absorb(
         self, plan: StepPlan, spans: list[SpanTokens], committed: dict[RequestId, int], output: PassOutput
@@ -240,7 +237,9 @@ class Engine:
         """Hand target_hidden of committed rows to the draft, in every round, drafted or not."""
         if self._draft is None:
             return
-        rows, counts, offset = [], [], 0
+        rows: list[int] = []
+        counts: list[tuple[RequestState, int]] = []
+        offset = 0
         for planned, span in zip(plan.spans, spans, strict=True):
             num_rows = committed[planned.request_id]
             rows.extend(range(offset, offset + num_rows))
@@ -266,8 +265,8 @@ class Engine:
                 lengths[number],
             )
 
-    def _survival(self, proposal: Proposal) -> object:
+    def _survival(self, proposal: Proposal) -> NDArray[np.float64]:
         """Survival [R, G]; policies that do not use confidence read the shape only."""
         if proposal.confidence_logits is None or not self.speculation.lengths.uses_confidence:
-            return torch.ones(proposal.token_ids.shape).numpy()
+            return np.ones(tuple(proposal.token_ids.shape))
         return compute_survival(proposal.confidence_logits, self.speculation.temperatures)

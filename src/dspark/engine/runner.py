@@ -61,7 +61,8 @@ class TargetRunner:
             rows = [row for span in spans for row in self._ngrams(span)]
             ngrams = torch.tensor(rows + [[-1] * self._max_ngram] * num_padding)
         output = self.model.target(PassTokens(torch.tensor(token_ids), ngrams), view)
-        wanted, offset = [], 0
+        wanted: list[int] = []
+        offset = 0
         for span in spans:
             offset += len(span.token_ids)
             wanted.extend(range(offset - span.num_logits, offset))

@@ -50,7 +50,8 @@ class TextStream:
 
     def _find_stop(self) -> bool:
         """Cut the text before the first stop string in it."""
-        found = [place for text in self._stop if (place := self._text.find(text, max(self._handed_out - len(text), 0))) >= 0]
+        starts = [self._text.find(text, max(self._handed_out - len(text), 0)) for text in self._stop]
+        found = [place for place in starts if place >= 0]
         if found:
             self._text = self._text[: min(found)]
             self.stopped = True

@@ -27,6 +27,8 @@ class SharedPicks:
 class Attention(nn.Module):
     """The attention of one block, or of one draft stage."""
 
+    freqs: Tensor
+
     def __init__(self, layer: LayerPlan, quant: QuantPlan, ops: OpSet) -> None:
         super().__init__()
         plan = layer.attention

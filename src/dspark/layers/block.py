@@ -1,5 +1,8 @@
 """One transformer block: optional Engram, then attention and feed-forward halves inside hyper-connections."""
 
+from collections.abc import Iterator
+from typing import cast
+
 from torch import Tensor, nn
 
 from dspark.layers.attention import Attention, SharedPicks
@@ -38,3 +41,10 @@ class Block(nn.Module):
         """Streams after the feed-forward half, and its pre-weights."""
         x, mix = self.hc_ffn(streams, carried)
         return self.ops.expand_streams(self.ffn(self.ffn_norm(x), token_ids), streams, mix), mix.pre
+
+
+class BlockList(nn.ModuleList):
+    """Blocks in order; a plain list of modules would forget what they are."""
+
+    def __iter__(self) -> Iterator[Block]:
+        return cast(Iterator[Block], super().__iter__())

@@ -21,6 +21,10 @@ class EngramTable(nn.Module):
 class Engram(nn.Module):
     """Adds gate * value to every residual stream."""
 
+    multipliers: Tensor
+    primes: Tensor
+    offsets: Tensor
+
     def __init__(self, plan: EngramPlan, hyper: HyperPlan, hidden_size: int, quant: QuantPlan, ops: OpSet) -> None:
         super().__init__()
         self.hidden_size = hidden_size

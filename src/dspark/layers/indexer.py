@@ -17,6 +17,8 @@ from dspark.ops.rope import rotations
 class Indexer(nn.Module):
     """Scores compressed rows with small heads and picks the best, or restricts them to candidate blocks."""
 
+    rotation: Tensor | None
+
     def __init__(self, plan: IndexerPlan, attention: AttentionPlan, ratio: int, quant: QuantPlan, ops: OpSet) -> None:
         super().__init__()
         self.plan = plan

@@ -34,6 +34,8 @@ class ScoreRouter(nn.Module):
 class HashRouter(nn.Module):
     """Experts by token id, weights by score."""
 
+    tid2eid: Tensor
+
     def __init__(self, plan: MoePlan, ops: OpSet) -> None:
         super().__init__()
         self.plan = plan
@@ -80,7 +82,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.plan = plan
         self.ops = ops
-        self.gate = HashRouter(plan, ops) if plan.hash_vocab_size else ScoreRouter(plan, ops)
+        self.gate: nn.Module = HashRouter(plan, ops) if plan.hash_vocab_size else ScoreRouter(plan, ops)
         self.experts = RoutedExperts(plan, quant.experts)
         self.shared_experts = SharedExpert(plan, quant, ops)
         self.quantise = activation_quantiser(quant, ops)

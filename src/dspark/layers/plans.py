@@ -35,7 +35,10 @@ class QuantPlan:
 
 @dataclass(frozen=True)
 class CacheQuantPlan:
-    """Fake quantisation of a cached row: `kind` fp8, fp4 or fp4_e4m3, per `group` elements; `skip_rope` leaves the tail."""
+    """Fake quantisation of a cached row by `kind`: fp8, fp4 or fp4_e4m3, one scale for `group` values.
+
+    `skip_rope` leaves the rotated tail as it is.
+    """
 
     kind: str
     group: int

@@ -15,7 +15,7 @@ class StateView(Protocol):
     positions: Tensor
 
     def window_keys(self, key: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the pass's window rows [T, K]; return all rows [N, K] and each query's window [T, W] into them (-1 none)."""
+        """Write the pass's window rows [T, K]; return all rows [N, K] and the window [T, W] of each query (-1 none)."""
         ...
 
     def group_positions(self, ratio: int) -> Tensor:
@@ -23,7 +23,11 @@ class StateView(Protocol):
         ...
 
     def group_inputs(self, key: str, rows: Tensor, ratio: int, reach: int) -> tuple[Tensor, Tensor]:
-        """Write compressor inputs [T, D]; return those of completed groups [C, reach, D], 0 where none exists, and which do [C, reach]."""
+        """Write compressor inputs [T, D].
+
+        Returns:
+            inputs of the completed groups [C, reach, D], 0 where none exists, and which exist [C, reach].
+        """
         ...
 
     def append(self, key: str, ratio: int, rows: Tensor) -> None:

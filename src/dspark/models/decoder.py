@@ -1,4 +1,4 @@
-"""The target: embedding, blocks on residual streams, final norm and head; assembled from a plan, ignorant of serving."""
+"""The target: embedding, blocks on residual streams, final norm, head; assembled from a plan, ignorant of serving."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dspark.layers.attention import SharedPicks
-from dspark.layers.block import Block
+from dspark.layers.block import Block, BlockList
 from dspark.layers.hyper import CarriedCollapse, HeadMix, first_stream
 from dspark.layers.linear import Embedding, Linear, RMSNorm
 from dspark.layers.plans import ModelPlan, Storage
@@ -37,12 +37,14 @@ class TargetOutput:
 class Decoder(nn.Module):
     """The target model."""
 
+    token_map: Tensor | None
+
     def __init__(self, plan: ModelPlan, ops: OpSet, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.plan = plan
         self.dtype = dtype
         self.embed = Embedding(plan.vocab_size, plan.hidden_size)
-        self.layers = nn.ModuleList(Block(layer, plan.quant, ops) for layer in plan.layers)
+        self.layers = BlockList(Block(layer, plan.quant, ops) for layer in plan.layers)
         self.collapse = HeadMix(plan.hyper, plan.hidden_size, ops) if plan.head_mix else CarriedCollapse(ops)
         self.norm = RMSNorm(plan.hidden_size, plan.norm_eps, ops)
         self.head = Linear(plan.hidden_size, plan.vocab_size, Storage.BF16, ops)
@@ -58,7 +60,8 @@ class Decoder(nn.Module):
         streams = self.embed_streams(tokens.token_ids)
         carried = first_stream(streams.shape[0], num_streams, streams.device)
         ngrams = self._compressed_ngrams(tokens.ngrams)
-        picks, captured = SharedPicks(), []
+        picks = SharedPicks()
+        captured: list[Tensor] = []
         for index, block in enumerate(self.layers):
             if block.engram is not None:
                 streams = block.engram(streams, ngrams)
@@ -82,5 +85,6 @@ class Decoder(nn.Module):
     def _compressed_ngrams(self, ngrams: Tensor | None) -> Tensor | None:
         if self.plan.ngrams is None or ngrams is None:
             return None
+        assert self.token_map is not None
         known = self.token_map[ngrams.clamp(min=0)]
         return torch.where(ngrams >= 0, known, self.token_map[self.plan.ngrams.pad_token_id])

@@ -24,6 +24,7 @@ from dspark.models.config_fields import eos_ids, quant_plan, yarn_plan
 from dspark.models.engram_tables import engram_plans
 
 MODEL_TYPE = "deepseek_v41"
+ARCHITECTURE = "DeepseekV41ForCausalLM"
 
 _WINDOW_QUANT = CacheQuantPlan("fp8", 32)
 _COMPRESSED_QUANT = CacheQuantPlan("fp4_e4m3", 16)

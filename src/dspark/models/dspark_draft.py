@@ -1,4 +1,4 @@
-"""The DSpark draft: stages that see the target's features, a Markov head and a confidence head (DSpark sec. 3.1, 3.2.1)."""
+"""The DSpark draft: stages that see the target's features, a Markov and a confidence head (DSpark sec. 3.1, 3.2.1)."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dspark.layers.attention import SharedPicks
-from dspark.layers.block import Block
+from dspark.layers.block import Block, BlockList
 from dspark.layers.hyper import CarriedCollapse, HeadMix, first_stream
 from dspark.layers.linear import Embedding, Linear, RMSNorm
 from dspark.layers.plans import ModelPlan, Storage
@@ -36,7 +36,7 @@ class DsparkDraft(nn.Module):
         size, quant = plan.hidden_size, plan.quant
         self.main_proj = Linear(len(self.plan.target_layer_ids) * size, size, quant.dense, ops)
         self.main_norm = RMSNorm(size, plan.norm_eps, ops)
-        self.stages = nn.ModuleList(Block(stage, quant, ops) for stage in self.plan.stages)
+        self.stages = BlockList(Block(stage, quant, ops) for stage in self.plan.stages)
         self.collapse = HeadMix(plan.hyper, size, ops) if plan.head_mix else CarriedCollapse(ops)
         self.norm = RMSNorm(size, plan.norm_eps, ops)
         self.markov_embed = Embedding(plan.vocab_size, self.plan.markov_rank)

@@ -79,7 +79,7 @@ def _offsets(primes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]
 
 def _next_primes(above: int, count: int, used: set[int]) -> tuple[int, ...]:
     """The next `count` primes greater than `above` that are not in `used`; they are added to it."""
-    found = []
+    found: list[int] = []
     candidate = above + 1
     while len(found) < count:
         if candidate not in used and _is_prime(candidate):

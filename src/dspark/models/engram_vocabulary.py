@@ -30,7 +30,7 @@ def read_token_map(folder: Path, plan: ModelPlan) -> Tensor:
     """Compressed id of every token id [V], from tokenizer.json.
 
     Raises:
-        CheckpointError: no readable tokenizer.json, or its compressed vocabulary has another size than config.json says.
+        CheckpointError: no readable tokenizer.json, or its compressed vocabulary is not of the size in config.json.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():

@@ -7,6 +7,10 @@ from dspark.config.errors import ConfigError
 from dspark.layers.plans import ModelPlan
 from dspark.models import deepseek_v4, deepseek_v41
 
+# The family of the model that ships with the project.
+EMBEDDED_MODEL_TYPE = deepseek_v41.MODEL_TYPE
+EMBEDDED_ARCHITECTURE = deepseek_v41.ARCHITECTURE
+
 _FAMILIES = {module.MODEL_TYPE: module.parse_config for module in (deepseek_v41, deepseek_v4)}
 
 

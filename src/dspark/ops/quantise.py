@@ -1,4 +1,4 @@
-"""Fake quantisation of activations and cached rows: quantise to fp8 or fp4 and back, in groups along the last dimension.
+"""Fake quantisation of activations and cached rows: to fp8 or fp4 and back, in groups along the last dimension.
 
 Scales follow the reference bit for bit: powers of two rounded up (ue8m0), or e4m3 for compressed rows.
 """

@@ -21,7 +21,8 @@ def rope_frequencies(rope_dim: int, base: float, yarn: YarnPlan | None) -> Tenso
     """Angular frequencies [rope_dim / 2] in radians per token, float32.
 
     With YaRN, frequencies that turn fewer than `beta_slow` times within the original length are divided by
-    `factor`, those above `beta_fast` stay, and a linear ramp blends between; ramp bounds are clamped to [0, rope_dim - 1].
+    `factor`, those above `beta_fast` stay, and a linear ramp blends between; its bounds are clamped to
+    [0, rope_dim - 1].
     """
     freqs = 1.0 / (base ** (torch.arange(0, rope_dim, 2, dtype=torch.float32) / rope_dim))
     if yarn is None:

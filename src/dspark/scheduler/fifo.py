@@ -34,8 +34,8 @@ class FifoScheduler:
         needed = self._pages(request)
         if needed > self.num_pages:
             raise ConfigError(
-                f"a request of up to {request.max_len} tokens needs {needed} pages and the engine has {self.num_pages}: "
-                "lower max_tokens, shorten the prompt or raise max_num_pages"
+                f"a request of up to {request.max_len} tokens needs {needed} pages and the engine has "
+                f"{self.num_pages}: lower max_tokens, shorten the prompt or raise max_num_pages"
             )
         self.waiting.append(request)
 

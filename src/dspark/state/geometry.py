@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from dspark.config.errors import ConfigError
-from dspark.layers.plans import LayerPlan, ModelPlan
+from dspark.layers.plans import CompressorPlan, LayerPlan, ModelPlan
 
 _SMALLEST_PAGE_TOKENS = 64
 
@@ -72,7 +72,7 @@ def _add_compression(layer: LayerPlan, tails: list[RingPlan], appends: list[Appe
     compression = layer.attention.compression
     if compression is None:
         return
-    sources = []
+    sources: list[tuple[str, CompressorPlan | None, int]] = []
     if compression.compressor is not None:
         sources.append((f"layers.{layer.index}.compressed", compression.compressor, layer.attention.head_dim))
     indexer = compression.indexer

@@ -125,7 +125,7 @@ class ModelState:
         return max(0, -(-last // self.page_tokens) - len(request.pages))
 
     def reserve(self, request: RequestState, num_rows: int) -> None:
-        """Make room for `num_rows` rows after the committed ones. Raises OutOfPages, holding nothing new then."""
+        """Make room for `num_rows` rows after the committed ones. Raises OutOfPagesError, holding nothing new then."""
         needed = self.pages_needed(request, num_rows)
         taken: list[int] = []
         try:

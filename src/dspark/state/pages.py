@@ -3,7 +3,7 @@
 from dspark.config.errors import DSparkError
 
 
-class OutOfPages(DSparkError):
+class OutOfPagesError(DSparkError):
     """No free page is left; the caller preempts or refuses."""
 
 
@@ -21,9 +21,11 @@ class PageAllocator:
         return len(self._free)
 
     def take(self) -> int:
-        """A free page, held once. Raises OutOfPages."""
+        """A free page, held once. Raises OutOfPagesError."""
         if not self._free:
-            raise OutOfPages(f"all {self.num_pages} pages are in use: raise the number of pages or run fewer requests")
+            raise OutOfPagesError(
+                f"all {self.num_pages} pages are in use: raise the number of pages or run fewer requests"
+            )
         page = self._free.pop()
         self._holders[page] = 1
         return page

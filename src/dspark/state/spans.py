@@ -38,7 +38,9 @@ class RowMap:
         self.spans = spans
         self.device = device
         self.num_padding = num_padding
-        offsets, positions, owners = [], [], []
+        offsets: list[int] = []
+        positions: list[int] = []
+        owners: list[int] = []
         total = 0
         for number, span in enumerate(spans):
             offsets.append(total)
@@ -82,7 +84,8 @@ class RowMap:
 
         A span longer than the ring keeps its last rows only, so no place is written twice.
         """
-        rows, places = [], []
+        rows: list[int] = []
+        places: list[int] = []
         for offset, span in zip(self.offsets, self.spans, strict=True):
             first = max(span.start, span.stop - ring_rows)
             rows.extend(range(offset + first - span.start, offset + span.num_rows))

@@ -35,7 +35,7 @@ class PassView:
         return joined, self._window_index(self.state.window_reach[key], ring.shape[1])
 
     def _write_ring(self, ring: Tensor, rows: Tensor) -> Tensor:
-        """Rows of the pass's requests before the pass, then the pass's own [N, K]; then keep the own ones in the ring."""
+        """Ring rows of the pass's requests, then the pass's own: [N, K]; afterwards the ring keeps the own ones."""
         joined = torch.cat((ring[self.rows.slots].flatten(0, 1), rows.to(ring.dtype)))
         ring_rows = ring.shape[1]
         if ring_rows not in self._writes:

@@ -20,8 +20,8 @@ VARIANTS: tuple[Variant, ...] = ("dspark", "parallel", "mtp")
 class TrainingDrafter(nn.Module):
     """See `TrainableDrafter`.
 
-    `dspark` is the paper's draft. `parallel` is the same without the Markov head: its weights are zero and stay so, which
-    keeps the layout of the checkpoint. `mtp` is one stage that proposes one token.
+    `dspark` is the paper's draft. `parallel` is the same without the Markov head: its weights are zero and stay so,
+    which keeps the layout of the checkpoint. `mtp` is one stage that proposes one token.
     """
 
     def __init__(self, target: TrainingTarget, variant: Variant, compiled: bool) -> None:

@@ -1,6 +1,8 @@
-"""The configuration of the small model that ships with the project: every kind of layer of the V4.1 family, in small."""
+"""The configuration of the small model that ships with the project: every kind of layer of its family, in small."""
 
 from typing import Any
+
+from dspark.models.registry import EMBEDDED_ARCHITECTURE, EMBEDDED_MODEL_TYPE
 
 VOCAB_SIZE = 4096
 
@@ -17,8 +19,8 @@ def embedded_config(noise_token_id: int, compressed_vocab_size: int, engram_rows
         engram_rows: table rows of the two Engram layers, see `engram_row_counts`.
     """
     return {
-        "architectures": ["DeepseekV41ForCausalLM"],
-        "model_type": "deepseek_v41",
+        "architectures": [EMBEDDED_ARCHITECTURE],
+        "model_type": EMBEDDED_MODEL_TYPE,
         "dtype": "bfloat16",
         "bos_token_id": 0,
         "eos_token_id": 1,
@@ -36,12 +38,12 @@ def embedded_config(noise_token_id: int, compressed_vocab_size: int, engram_rows
             "engram_num_embeddings": list(engram_rows),
             "engram_compressed_vocab_size": compressed_vocab_size,
         },
-        "vision_config": {"model_type": "deepseek_v41_vision", "num_hidden_layers": 0},
+        "vision_config": {"model_type": f"{EMBEDDED_MODEL_TYPE}_vision", "num_hidden_layers": 0},
     }
 
 
 _TEXT: dict[str, Any] = {
-    "model_type": "deepseek_v41_text",
+    "model_type": f"{EMBEDDED_MODEL_TYPE}_text",
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 320,
     "moe_intermediate_size": 224,

@@ -15,12 +15,12 @@ import torch
 
 from dspark.config.errors import DSparkError
 from dspark.train.checkpointing import RunState, generator_states, read_state, restore_generators, write_state
-from dspark.train.data import TokenBatches, heldout_batches
 from dspark.train.optimizer import OptimizerConfig, TrainOptimizer
 from dspark.train.reporting import IntervalMeter, JsonlLog, RunDisplay
 from dspark.train.schedule import RunClock, Schedule
 from dspark.train.tasks import Task
 from dspark.train.tokens import TokenArray
+from dspark.train.windows import TokenBatches, heldout_batches
 
 
 @dataclass(frozen=True)

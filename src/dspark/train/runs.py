@@ -14,7 +14,6 @@ import torch
 from dspark.config.errors import DSparkError
 from dspark.models.build import load_model
 from dspark.train.checkpointing import CHECKPOINT_NAME, read_weights
-from dspark.train.data import MIXTURE, TokenBatches, WindowSampler, describe_mixture
 from dspark.train.drafter import TrainingDrafter, Variant, new_drafter
 from dspark.train.loop import LoopConfig, RunSummary, TrainingRun
 from dspark.train.protocols import TrainableDrafter
@@ -22,6 +21,7 @@ from dspark.train.shards import read_split, tokenizer_digest
 from dspark.train.target import TrainingTarget, new_target
 from dspark.train.tasks import DraftTask, TargetTask, Task
 from dspark.train.tokenizer import load_tokenizer
+from dspark.train.windows import MIXTURE, TokenBatches, WindowSampler, describe_mixture
 
 SUMMARY_NAME = "summary.json"
 TARGET_TITLE = "target"

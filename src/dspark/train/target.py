@@ -1,4 +1,4 @@
-"""The V4.1 target as something to train: parameters with gradients, initial values, dense views, router balance."""
+"""The target as something to train: parameters with gradients, initial values, dense views, router balance."""
 
 from pathlib import Path
 from typing import Any
@@ -156,6 +156,6 @@ def _deviation(name: str, parameter: Tensor, depth: int) -> float:
 
 def _mix_base(size: int) -> Tensor:
     """Initial logits of a mix: streams differ a little in pre and post, and comb is nearly the identity."""
-    streams = int(round((1 + size) ** 0.5)) - 1
+    streams = round((1 + size) ** 0.5) - 1
     spread = torch.linspace(1.0, -1.0, streams)
     return torch.cat((spread, spread, (6.0 * torch.eye(streams) - 3.0).flatten()))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dspark.config.errors import DSparkError
-from dspark.train.data import TokenBatches, WindowSampler, heldout_batches, mixture_pattern, plan_windows
 from dspark.train.tokens import TokenArray
+from dspark.train.windows import TokenBatches, WindowSampler, heldout_batches, mixture_pattern, plan_windows
 
 
 def array(first, lengths):
