@@ -1,20 +1,19 @@
 """Matrix products whose rows keep their bits whatever the number of rows.
 
-A vendor product picks its kernel by shape, and another kernel means another order of additions. Here every
-product has the shape [ROW_TILE, K] x [K, N]: rows are padded to whole tiles and the tiles form a batch.
-Example: 11 rows become 2 tiles of 8; row 9 is row 1 of tile 1, computed exactly as it would be alone.
-
-For products with fewer than MIN_COLUMNS columns the vendor's kernels also treat the rows of one tile unequally, so a
-row would change with its place in the tile. There each element is a sum of its own.
+A vendor product picks its kernel by shape, and another kernel may add in another order. So products are made of
+tiles with a fixed number of rows, and which tile sizes give a row the same bits at every place is not assumed but
+probed, once for each weight shape. Example: with tiles of 4, 8 and 16 rows, 11 rows are padded to one tile of 16;
+row 9 has the bits that it has alone in a tile of 4. Where no tile size keeps its rows equal (products with very few
+columns), each element is a sum of its own.
 """
 
+from functools import lru_cache
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-ROW_TILE = 8
-MIN_COLUMNS = 16
-MIN_DEPTH = 4
+TILE_ROWS = (4, 8, 16, 32, 64)
+BASE_TILE = 8
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -26,24 +25,77 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     Returns:
         [T, N] in the dtype of `x`.
     """
-    num_rows, depth = x.shape
+    num_rows = x.shape[0]
     rows = x.float()
-    if weight.shape[0] < MIN_COLUMNS or depth < MIN_DEPTH:
-        return (rows.unsqueeze(1) * weight).sum(-1).to(x.dtype)
-    padding = -num_rows % ROW_TILE
-    if padding:
-        rows = F.pad(rows, (0, 0, 0, padding))
-    if rows.shape[0] == ROW_TILE:
+    tiles = usable_tiles(weight)
+    if not tiles:
+        return _separate_sums(rows, weight).to(x.dtype)
+    size = next((tile for tile in tiles if tile >= num_rows), tiles[-1])
+    rows = _pad_rows(rows, size)
+    if rows.shape[0] == size:
         return torch.mm(rows, weight.t())[:num_rows].to(x.dtype)
-    tiles = rows.reshape(-1, ROW_TILE, depth)
-    weights = weight.t().expand(tiles.shape[0], depth, weight.shape[0])
-    return torch.bmm(tiles, weights).flatten(0, 1)[:num_rows].to(x.dtype)
+    return _tiled(rows, weight, size)[:num_rows].to(x.dtype)
 
 
 def batched_product(left: Tensor, right: Tensor) -> Tensor:
-    """Independent products [B, M, K] x [B, K, N] -> [B, M, N], N >= MIN_COLUMNS; M is padded to whole row tiles."""
+    """Independent products [B, M, K] x [B, K, N] -> [B, M, N], N at least 16; M is padded to whole base tiles."""
     num_rows = left.shape[1]
-    padding = -num_rows % ROW_TILE
+    padding = -num_rows % BASE_TILE
     if padding:
-        left = F.pad(left, (0, 0, 0, padding))
+        left = torch.nn.functional.pad(left, (0, 0, 0, padding))
     return torch.bmm(left, right)[:, :num_rows]
+
+
+def usable_tiles(weight: Tensor) -> tuple[int, ...]:
+    """Tile sizes in which rows of a product with `weight` [N, K] keep their bits at every place; () if none does."""
+    key = (weight.shape, weight.stride(), torch.get_num_threads())
+    if key not in _PROBED:
+        _PROBED[key] = _probe(weight)
+    return _PROBED[key]
+
+
+_PROBED: dict[tuple[torch.Size, tuple[int, ...], int], tuple[int, ...]] = {}
+
+
+def _probe(weight: Tensor) -> tuple[int, ...]:
+    """Compare tiles of every size, at every rotation of their rows, with rows that were alone in a base tile."""
+    rows = _probe_rows(weight.shape[1]).to(weight.device)
+    alone = torch.cat([torch.mm(_pad_rows(row, BASE_TILE), weight.t())[:1] for row in rows.split(1)])
+    usable = []
+    for size in TILE_ROWS:
+        repeated = rows.repeat(-(-size // BASE_TILE), 1)[:size]
+        wanted = alone.repeat(-(-size // BASE_TILE), 1)[:size]
+        shifts = range(min(size, BASE_TILE))
+        whole = all(torch.equal(torch.mm(repeated.roll(s, 0), weight.t()), wanted.roll(s, 0)) for s in shifts)
+        twice = _tiled(repeated.repeat(2, 1), weight, size)
+        if whole and torch.equal(twice, wanted.repeat(2, 1)):
+            usable.append(size)
+    return tuple(usable) if BASE_TILE in usable else ()
+
+
+@lru_cache(maxsize=64)
+def _probe_rows(depth: int) -> Tensor:
+    """[BASE_TILE, depth] fixed random rows."""
+    return torch.randn(BASE_TILE, depth, generator=torch.Generator().manual_seed(depth))
+
+
+def _tiled(rows: Tensor, weight: Tensor, size: int) -> Tensor:
+    """Whole tiles [n * size, K] as a batch: [n * size, N]."""
+    tiles = rows.reshape(-1, size, rows.shape[1])
+    weights = weight.t().expand(tiles.shape[0], -1, -1)
+    return torch.bmm(tiles, weights).flatten(0, 1)
+
+
+def _pad_rows(rows: Tensor, size: int) -> Tensor:
+    """Rows followed by zero rows up to a multiple of `size`."""
+    padding = -rows.shape[0] % size
+    if not padding:
+        return rows
+    padded = rows.new_zeros(rows.shape[0] + padding, rows.shape[1])
+    padded[: rows.shape[0]] = rows
+    return padded
+
+
+def _separate_sums(rows: Tensor, weight: Tensor) -> Tensor:
+    """Every element as a sum over its own products."""
+    return (rows.unsqueeze(1) * weight).sum(-1)
