@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from dspark.config import Config
+from dspark.config import Admission, Config
 from dspark.engine import Emission
 from dspark.speculative.statistics import AcceptanceStatistics
 
@@ -25,6 +25,7 @@ class ByteTokenizer:
 class FakeCompletion:
     token_ids: list[int]
     statistics: AcceptanceStatistics
+    request_id: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class FakeLLM:
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     plan: FakePlan = field(default_factory=FakePlan)
     config: Config = field(default_factory=Config)
+    device: str = "cpu"
+    admission: Admission = field(default_factory=Admission)
 
     def stream(self, prompt: object, params: object) -> Iterator[Emission]:
         self.prompts.append(prompt)

@@ -31,6 +31,11 @@ def released(shared_dir):
     return lambda name: examine(shared_dir / "facts" / "configs" / names[name], DRAFTED)
 
 
+def text_files(source):
+    """What a checkpoint holds beside its tensors."""
+    return {name: (source / name).read_bytes() for name in ("config.json", "tokenizer.json")}
+
+
 def weight_bytes(report, *classes):
     return sum(row.num_bytes for row in report.weights if row.memory_class in classes)
 
@@ -131,7 +136,7 @@ def test_a_missing_draft_tensor_is_named(golden, tmp_path):
     source = golden("v4_bf16")
     with SafetensorsFolder(source) as full:
         kept = [(name, full.read(name)) for name in full.entries if name != "mtp.1.ffn.shared_experts.w2.weight"]
-    folder = write_checkpoint(tmp_path / "m", kept, files={"config.json": (source / "config.json").read_bytes()})
+    folder = write_checkpoint(tmp_path / "m", kept, files=text_files(source))
     report = examine(folder, DRAFTED)
     assert "1 missing: mtp.1.ffn.shared_experts.w2.weight" in report.tensors.fault
     assert examine(folder, Config()).is_healthy
@@ -148,7 +153,7 @@ def test_oddities_are_remarked_and_harm_nothing(golden, tmp_path):
     source = golden("v4_bf16")
     with SafetensorsFolder(source) as full:
         tensors = [(name, full.read(name)) for name in full.entries]
-    folder = write_checkpoint(tmp_path / "m", tensors, files={"config.json": (source / "config.json").read_bytes()})
+    folder = write_checkpoint(tmp_path / "m", tensors, files=text_files(source))
     index = json.loads((folder / INDEX_NAME).read_text())
     index["metadata"]["total_size"] += 1
     (folder / INDEX_NAME).write_text(json.dumps(index))

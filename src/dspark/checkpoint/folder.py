@@ -193,6 +193,12 @@ def release_fingerprint(folder: str | os.PathLike[str]) -> str:
     return digest.hexdigest()
 
 
+def metadata_digests(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """SHA-256 of config.json and of the index, by file name; they identify metadata, not every weight."""
+    files = (Path(folder) / name for name in (CONFIG_NAME, INDEX_NAME))
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
+
+
 def _merge_shards(index: Path, weight_map: dict[str, str]) -> dict[str, TensorEntry]:
     """The entries of all shards, after checking that index and shards name the same tensors in the same files."""
     entries: dict[str, TensorEntry] = {}

@@ -11,6 +11,7 @@ from dspark.cli.options import DraftChoice
 from dspark.cli.session import model_folder, model_name
 from dspark.config import Config, SpeculativeConfig
 from dspark.config.errors import DSparkError
+from dspark.engine.identity import engine_facts
 from dspark.validate.doctor import DoctorReport, examine
 from dspark.validate.doctor_table import closing_lines, opening_lines, tables
 
@@ -68,7 +69,7 @@ def doctor(
         max_model_len=max_model_len,
         speculative_config=speculative,
     )
-    report = examine(model_folder(model), config, name=model_name(model), is_draft_optional=True)
+    report = examine(model_folder(model), config, engine=engine_facts(), name=model_name(model), is_draft_optional=True)
     if as_json:
         print_json(report.as_json())
     else:
@@ -87,7 +88,7 @@ def show(report: DoctorReport) -> None:
     out.print()
     for line in closing_lines(report):
         out.print(line)
-    for sentence in report.admission.notes:
+    for sentence in (*report.admission.notes, *report.admission.remarks):
         note(f"note: {sentence}")
     for sentence in report.refusals:
         fail(sentence)

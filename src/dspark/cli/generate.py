@@ -50,6 +50,7 @@ def generate(
         "prompt": text,
         "draft": draft.value,
         "speculation": llm.speculation_status,
+        "notes": list(llm.admission.notes),
         "sampling": asdict(params),
         **reply.as_json(),
     }
@@ -71,7 +72,7 @@ def generate(
 def _open_plain(drafted: LLM, model: Path | None, prompt: str, params: SamplingParams) -> LLM:
     """The engine to compare with. Both run shortly first, so that neither pays alone for what is built once."""
     require_speculation(drafted, "--compare")
-    plain = open_llm(model, DraftChoice.OFF)
+    plain = open_llm(model, DraftChoice.OFF, is_companion=True)
     for llm in (drafted, plain):
         llm.generate([prompt_ids(llm, prompt)], replace(params, max_tokens=min(WARMUP_TOKENS, params.max_tokens)))
     return plain

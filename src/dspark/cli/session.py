@@ -11,8 +11,13 @@ from dspark.engine import LLM, embedded_folder
 from dspark.engine.speculation import RUNNING
 
 
-def open_llm(model: Path | None, draft: DraftChoice) -> LLM:
-    """Load a model.
+def open_llm(model: Path | None, draft: DraftChoice, *, is_companion: bool = False) -> LLM:
+    """Load a model, and tell the user what admission notes about it.
+
+    Args:
+        model: folder of a checkpoint; None is the embedded model.
+        draft: who proposes tokens.
+        is_companion: opened beside another engine on the same model, which has said it all.
 
     Raises:
         DSparkError: the folder is missing, or what is in it cannot be run.
@@ -21,9 +26,23 @@ def open_llm(model: Path | None, draft: DraftChoice) -> LLM:
         what = "is a file, not a folder" if model.exists() else "does not exist"
         raise DSparkError(f"the model {model} {what}: --model takes the folder of a checkpoint")
     llm = LLM(model, draft=draft.value)
-    if draft is not DraftChoice.OFF and llm.speculation_status != RUNNING:
-        note(f"speculation is {llm.speculation_status}")
+    if not is_companion:
+        for sentence in _notes(llm, draft):
+            note(f"note: {sentence}")
     return llm
+
+
+def _notes(llm: LLM, draft: DraftChoice) -> list[str]:
+    """Notes of admission, and why speculation does not run where it was wanted."""
+    notes = list(llm.admission.notes)
+    status = f"speculation is {llm.speculation_status}"
+    if draft is not DraftChoice.OFF and llm.speculation_status != RUNNING and not _is_said(status, notes):
+        notes.append(f"{status}.")
+    return notes
+
+
+def _is_said(sentence: str, notes: list[str]) -> bool:
+    return any(said.startswith(sentence) for said in notes)
 
 
 def model_folder(model: Path | None) -> Path:
@@ -55,4 +74,4 @@ def prompt_ids(llm: LLM, text: str) -> list[int]:
 
 def device_of(llm: LLM) -> torch.device:
     """Where an engine runs."""
-    return torch.device("cuda" if llm.config.device == "cuda" else "cpu")
+    return torch.device(llm.device)

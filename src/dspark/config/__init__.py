@@ -5,7 +5,7 @@ from dspark.config.compilation import CompilationConfig, CUDAGraphMode
 from dspark.config.engine import Config
 from dspark.config.environment import Environment, read_environment
 from dspark.config.errors import CheckpointError, ConfigError, DSparkError
-from dspark.config.facts import HardwareFacts, ModelFacts, ShardedDimension
+from dspark.config.facts import EngineFacts, HardwareFacts, ModelFacts, ShardedDimension
 from dspark.config.sampling import SamplingParams
 from dspark.config.speculative import DSparkConfig, SpeculativeConfig
 
@@ -18,6 +18,7 @@ __all__ = [
     "ConfigError",
     "DSparkConfig",
     "DSparkError",
+    "EngineFacts",
     "Environment",
     "HardwareFacts",
     "ModelFacts",

@@ -5,16 +5,17 @@ What a rule needs from the model or the machine arrives as plain numbers (`dspar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dspark.config.compilation import CUDAGraphMode
-from dspark.config.facts import HardwareFacts, ModelFacts, ShardedDimension
+from dspark.config.facts import EngineFacts, HardwareFacts, ModelFacts, ShardedDimension
+from dspark.config.notes import NOTES, REMARKS
+from dspark.config.question import Question, Rule, counted
 
 if TYPE_CHECKING:
     from dspark.config.engine import Config
-    from dspark.config.speculative import SpeculativeConfig
 
 UNPACKED_KV_DTYPES = ("bf16", "fp32")
 OFFERED_PARALLEL_SIZES = (1, 2, 4, 8)
@@ -22,35 +23,21 @@ OFFERED_PARALLEL_SIZES = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Admission:
-    """The verdict: a configuration runs when `refusals` is empty; `notes` say what is ignored or costs something."""
+    """The verdict.
+
+    Attributes:
+        refusals: a configuration runs when there are none.
+        notes: what is ignored, or costs something, and changes what the user gets.
+        remarks: where the engine carries a setting out in another way, with the same tokens.
+    """
 
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def is_admitted(self) -> bool:
         return not self.refusals
-
-
-@dataclass(frozen=True)
-class Question:
-    """What the rules look at."""
-
-    config: Config
-    facts: ModelFacts
-    draft: ModelFacts | None
-    hardware: HardwareFacts | None
-
-    @property
-    def speculative(self) -> SpeculativeConfig | None:
-        return self.config.speculative_config
-
-    @property
-    def width(self) -> int:
-        return self.config.draft_width(self.facts)
-
-
-Rule = Callable[[Question], Iterator[str]]
 
 
 def admit(
@@ -59,6 +46,7 @@ def admit(
     *,
     draft: ModelFacts | None = None,
     hardware: HardwareFacts | None = None,
+    engine: EngineFacts | None = None,
 ) -> Admission:
     """Apply every rule.
 
@@ -67,11 +55,14 @@ def admit(
         facts: the target.
         draft: the drafter's own facts where it comes from another folder than the target.
         hardware: the devices; None skips the rules that must know them (a dry run on another machine).
+        engine: what will run it; None skips the rules about what an engine lacks.
     """
-    question = Question(config, facts, draft, hardware)
-    refusals = tuple(sentence for rule in REFUSALS for sentence in rule(question))
-    notes = tuple(sentence for rule in NOTES for sentence in rule(question))
-    return Admission(refusals, notes)
+    question = Question(config, facts, draft, hardware, engine)
+    return Admission(*(_sentences(rules, question) for rules in (REFUSALS, NOTES, REMARKS)))
+
+
+def _sentences(rules: tuple[Rule, ...], question: Question) -> tuple[str, ...]:
+    return tuple(sentence for rule in rules for sentence in rule(question))
 
 
 def refuse_parallel_split(question: Question) -> Iterator[str]:
@@ -143,8 +134,8 @@ def refuse_wide_draft(question: Question) -> Iterator[str]:
 def refuse_relaxed_acceptance(question: Question) -> Iterator[str]:
     if question.speculative is not None and question.speculative.acceptance_method == "relaxed":
         yield (
-            'relaxed acceptance changes the output and is not admitted; use acceptance_method="exact" with '
-            'sampler="ratio" for the highest acceptance.'
+            'relaxed acceptance changes the output and is not admitted; use acceptance_method="exact", and '
+            'SamplingParams(sampler="ratio") for the highest acceptance.'
         )
 
 
@@ -237,6 +228,23 @@ def refuse_graphs(question: Question) -> Iterator[str]:
         yield f'cudagraph_mode {mode.value} needs a device that captures graphs and the CPU does not; use "none".'
 
 
+def refuse_engine(question: Question) -> Iterator[str]:
+    """What is asked for must be something that this engine does."""
+    config, engine = question.config, question.engine
+    if engine is None:
+        return
+    if config.device not in ("auto", *engine.devices):
+        yield (
+            f"device {config.device} is asked for but {engine.name} has no kernels for it; use "
+            f'device="{engine.devices[0]}" or "auto".'
+        )
+    if config.tensor_parallel_size > engine.max_ranks:
+        yield (
+            f"tensor_parallel_size {config.tensor_parallel_size} is asked for but {engine.name} runs "
+            f"{counted(engine.max_ranks, 'rank')}; use tensor_parallel_size={engine.max_ranks}."
+        )
+
+
 def refuse_hardware(question: Question) -> Iterator[str]:
     """The devices asked for must be there."""
     config, hardware = question.config, question.hardware
@@ -251,35 +259,6 @@ def refuse_hardware(question: Question) -> Iterator[str]:
         )
 
 
-def note_wide_draft(question: Question) -> Iterator[str]:
-    trained = (question.draft or question.facts).draft_block_size
-    if question.speculative is not None and trained and question.width > trained:
-        yield f"num_speculative_tokens {question.width} is above the trained block size {trained}: acceptance falls."
-
-
-def note_forced_acceptance(question: Question) -> Iterator[str]:
-    if question.speculative is not None and question.speculative.forces_acceptance:
-        forced = question.speculative.forced_accepted_len(question.width)
-        yield f"acceptance is forced to a mean accepted length of {forced:g}: the text is meaningless."
-
-
-def note_expert_parallel(question: Question) -> Iterator[str]:
-    if question.config.enable_expert_parallel and question.config.tensor_parallel_size == 1:
-        yield "enable_expert_parallel has no effect with tensor_parallel_size 1."
-
-
-def note_vision(question: Question) -> Iterator[str]:
-    if question.facts.has_vision:
-        yield "the vision tower is not loaded: text requests only."
-
-
-def note_plain(question: Question) -> Iterator[str]:
-    if question.speculative is None and question.facts.draft_methods:
-        yield "speculation is not running because no speculative_config is given; the draft stages are not loaded."
-    elif question.speculative is None:
-        yield f"speculation is not running because {question.facts.name} carries no draft stages."
-
-
 def _divided(question: Question) -> list[ShardedDimension]:
     layout = "expert_parallel" if question.config.enable_expert_parallel else "tensor_parallel"
     return [item for item in question.facts.sharded if item.when in ("always", layout)]
@@ -290,7 +269,7 @@ def _runs_on_cuda(question: Question) -> bool:
 
 
 def _may_have_graphs(question: Question) -> bool:
-    if question.config.device == "cpu":
+    if question.config.device == "cpu" or (question.engine is not None and "cuda" not in question.engine.devices):
         return False
     return question.hardware is None or (question.hardware.kind == "cuda" and question.hardware.has_graphs)
 
@@ -311,6 +290,6 @@ REFUSALS: tuple[Rule, ...] = (
     refuse_small_batch,
     refuse_long_context,
     refuse_graphs,
+    refuse_engine,
     refuse_hardware,
 )
-NOTES: tuple[Rule, ...] = (note_wide_draft, note_forced_acceptance, note_expert_parallel, note_vision, note_plain)

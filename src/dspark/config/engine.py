@@ -12,7 +12,8 @@ from dspark.config.admission import Admission, admit
 from dspark.config.checks import require_bool, require_choice, require_int, require_number
 from dspark.config.compilation import CompilationConfig
 from dspark.config.errors import ConfigError
-from dspark.config.facts import HardwareFacts, ModelFacts
+from dspark.config.facts import EngineFacts, HardwareFacts, ModelFacts
+from dspark.config.notes import DEFAULT_GPU_MEMORY_UTILIZATION
 from dspark.config.speculative import SpeculativeConfig, as_path
 
 KV_CACHE_DTYPES: tuple[str, ...] = ("bf16", "fp32", "fp8", "fp4")
@@ -35,9 +36,9 @@ class Config:
         max_num_batched_tokens: rows of one pass at most; a prompt longer than this is prefilled in chunks.
         max_model_len: tokens of a request, prompt and output together; None takes the model's own limit.
         max_num_pages: pages of growing storage; None lets the engine size the pool.
-        enable_prefix_caching: reuse pages and images of earlier requests.
+        enable_prefix_caching: reuse pages and images of earlier requests, where the engine can.
         enforce_eager: never capture graphs.
-        device: "auto" takes the accelerator when there is one.
+        device: "auto" takes an accelerator when there is one and the engine has kernels for it.
         dtype: activations; "auto" is fp32 on the CPU and bf16 elsewhere.
         gpu_memory_utilization: share of the device memory that weights and caches may take.
         compilation_config, speculative_config: see there; no speculative_config means plain decoding.
@@ -56,7 +57,7 @@ class Config:
     enforce_eager: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "bf16", "fp32"] = "auto"
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float = DEFAULT_GPU_MEMORY_UTILIZATION
     compilation_config: CompilationConfig = field(default_factory=CompilationConfig)
     speculative_config: SpeculativeConfig | None = None
 
@@ -90,14 +91,19 @@ class Config:
         return self.max_model_len or facts.max_position_embeddings
 
     def validated(
-        self, facts: ModelFacts, *, draft: ModelFacts | None = None, hardware: HardwareFacts | None = None
+        self,
+        facts: ModelFacts,
+        *,
+        draft: ModelFacts | None = None,
+        hardware: HardwareFacts | None = None,
+        engine: EngineFacts | None = None,
     ) -> Admission:
         """Check every rule of admission and return what a user should be told.
 
         Raises:
             ConfigError: one or more refusals; the message lists them all.
         """
-        admission = admit(self, facts, draft=draft, hardware=hardware)
+        admission = admit(self, facts, draft=draft, hardware=hardware, engine=engine)
         if admission.refusals:
             raise ConfigError("\n".join(admission.refusals))
         return admission

@@ -1,4 +1,4 @@
-"""What admission must know of a model and of the hardware, as plain numbers; models and engines fill these."""
+"""What admission must know of a model, the hardware and the engine, as plain numbers; models and engines fill these."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -57,3 +57,24 @@ class HardwareFacts:
     kind: Literal["cpu", "cuda"] = "cpu"
     num_devices: int = 1
     has_graphs: bool = False
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What one engine can do, for the rules that compare settings with it.
+
+    Args:
+        name: in words, for messages.
+        devices: kinds of device that it runs on.
+        max_ranks: ranks that may share a model.
+        index_cache_dtype: how it stores index keys, whatever is asked for.
+        has_prefix_cache: it reuses rows of earlier requests.
+        idle_devices: accelerators of this machine that it leaves idle.
+    """
+
+    name: str
+    devices: tuple[str, ...] = ("cpu",)
+    max_ranks: int = 1
+    index_cache_dtype: str = "bf16"
+    has_prefix_cache: bool = False
+    idle_devices: int = 0

@@ -6,7 +6,6 @@ from typing import Literal
 
 from dspark.config.checks import require_bool, require_choice, require_int, require_number
 from dspark.config.errors import ConfigError
-from dspark.config.sampling import SAMPLERS, SamplerName
 
 DraftMethod = Literal["dspark", "mtp"]
 DRAFT_METHODS: tuple[str, ...] = ("dspark", "mtp")
@@ -56,7 +55,6 @@ class SpeculativeConfig:
         num_speculative_tokens: draft tokens per round, G; None takes the trained block size.
         spec_decode_acceptance_length: force the mean accepted length (bonus counted), in [1, G + 1].
         spec_decode_acceptance_rate: the same as a rate in [0, 1]: length = 1 + G * rate.
-        sampler: the acceptance rule of requests that do not choose one.
         acceptance_method: "exact"; "relaxed" is understood and refused.
         dspark_config: verify lengths.
     """
@@ -66,13 +64,11 @@ class SpeculativeConfig:
     num_speculative_tokens: int | None = None
     spec_decode_acceptance_length: float | None = None
     spec_decode_acceptance_rate: float | None = None
-    sampler: SamplerName = "keyed"
     acceptance_method: str = "exact"
     dspark_config: DSparkConfig = field(default_factory=DSparkConfig)
 
     def __post_init__(self) -> None:
         require_choice("method", self.method, DRAFT_METHODS)
-        require_choice("sampler", self.sampler, SAMPLERS)
         require_choice("acceptance_method", self.acceptance_method, ACCEPTANCE_METHODS)
         if self.model is not None:
             object.__setattr__(self, "model", as_path("speculative model", self.model))

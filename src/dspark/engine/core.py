@@ -1,6 +1,6 @@
 """The engine: requests in, steps of one ragged pass each, emissions out. `step` reads as the round of the paper."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 from dspark.config.errors import ConfigError, DSparkError
 from dspark.config.sampling import SamplingParams
 from dspark.engine.finish import take_tokens
+from dspark.engine.observer import RoundObserver, RoundRecord
 from dspark.engine.request import Emission, PendingDraft, Request, TokenLogprob
 from dspark.engine.runner import DraftRunner, PassOutput, SpanTokens, TargetRunner
 from dspark.engine.text import TextStream
@@ -57,9 +58,19 @@ class Engine:
         self.speculation = speculation
         self.num_valid_tokens = min(model.plan.vocab_size, tokenizer.vocab_size)
         self.requests: dict[RequestId, Request] = {}
+        self.observer: RoundObserver | None = None
         self._target = TargetRunner(model, state)
         self._draft: DraftRunner | None = None
         self._proposer = speculation.proposer or self._own_proposer()
+        self._require_room(1 + self._proposer.num_speculative_tokens)
+
+    def _require_room(self, max_query_len: int) -> None:
+        """Refuse a state whose rings a verify pass would corrupt."""
+        if self.state.max_query_len < max_query_len:
+            raise ConfigError(
+                f"the state was made for {self.state.max_query_len} tentative rows, but a round of "
+                f"{max_query_len - 1} drafts writes {max_query_len}: make it with max_query_len={max_query_len}"
+            )
 
     def _own_proposer(self) -> Proposer:
         width = self.speculation.num_speculative_tokens
@@ -74,7 +85,7 @@ class Engine:
         """Take a request in; it holds no state until `start`.
 
         Raises:
-            ConfigError: the prompt is empty, too long, or holds an id outside the vocabulary.
+            ConfigError: the prompt is empty or too long, or an id is outside the vocabulary.
         """
         if not prompt_ids:
             raise ConfigError("the prompt is empty: give at least one token")
@@ -83,10 +94,9 @@ class Engine:
                 f"the prompt has {len(prompt_ids)} tokens and the context holds {max_model_len} with at least one "
                 "for the output: shorten the prompt or raise max_model_len"
             )
-        wrong = [token for token in prompt_ids if not 0 <= token < self.model.plan.vocab_size]
-        if wrong:
-            last = self.model.plan.vocab_size - 1
-            raise ConfigError(f"the prompt holds the token id {wrong[0]}; ids go from 0 to {last}")
+        self._require_known_ids("the prompt", prompt_ids)
+        self._require_known_ids("stop_token_ids", params.stop_token_ids)
+        self._require_known_ids("logit_bias", params.logit_bias or ())
         if request_id in self.requests:
             raise ConfigError(f"the request id {request_id!r} is running already: choose another")
         request = Request(
@@ -100,6 +110,12 @@ class Engine:
         )
         self.requests[request_id] = request
         return request
+
+    def _require_known_ids(self, name: str, token_ids: Iterable[int]) -> None:
+        """Refuse ids without a token: rows of a padded vocabulary have none."""
+        wrong = [token for token in token_ids if not 0 <= token < self.num_valid_tokens]
+        if wrong:
+            raise ConfigError(f"{name} holds the token id {wrong[0]}; ids go from 0 to {self.num_valid_tokens - 1}")
 
     def start(self, request_id: RequestId, image: StateImage | None = None) -> None:
         """Give a request its state, fresh or from an image of its own first tokens."""
@@ -221,6 +237,8 @@ class Engine:
             request.logprobs += self._logprobs(logits[: len(kept)], kept, request.params.logprobs)
         if planned.num_known == 1:  # the end of prefill or replay is no round: nothing could be drafted before it
             request.statistics.record(planned.verify_len, accepted, num_drafted=num_drafted, num_emitted=len(kept))
+            if self.observer is not None:
+                self.observer.observe(_record(request, planned.verify_len, accepted, len(kept)))
         request.draft = None
         text = request.text.take(is_final=request.finish_reason is not None)
         return Emission(request.request_id, tuple(kept), num_accepted, text, request.finish_reason, request.statistics)
@@ -258,11 +276,12 @@ class Engine:
         limits = [min(request.num_left - 1, proposal.width) for request in wanted]
         lengths = self.speculation.lengths.choose(self._survival(proposal), limits)
         for number, request in enumerate(wanted):
-            probabilities = proposal.draft_probabilities
+            probabilities, confidence = proposal.draft_probabilities, proposal.confidence_logits
             request.draft = PendingDraft(
                 proposal.token_ids[number].tolist(),
                 None if probabilities is None else probabilities[number],
                 lengths[number],
+                None if confidence is None else confidence[number],
             )
 
     def _survival(self, proposal: Proposal) -> NDArray[np.float64]:
@@ -270,3 +289,17 @@ class Engine:
         if proposal.confidence_logits is None or not self.speculation.lengths.uses_confidence:
             return np.ones(tuple(proposal.token_ids.shape))
         return compute_survival(proposal.confidence_logits, self.speculation.temperatures)
+
+
+def _record(request: Request, verify_len: int, num_accepted: int, num_emitted: int) -> RoundRecord:
+    """The round whose tokens were just appended, for an observer."""
+    draft = request.draft
+    return RoundRecord(
+        request_id=request.request_id,
+        anchor_position=len(request.token_ids) - num_emitted - 1,
+        draft_ids=tuple(draft.token_ids) if draft else (),
+        confidence_logits=draft.confidence_logits if draft else None,
+        verify_len=verify_len,
+        num_accepted=num_accepted,
+        num_emitted=num_emitted,
+    )

@@ -3,28 +3,31 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from importlib.resources import files
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dspark.checkpoint.folder import release_fingerprint
 from dspark.config import Config, SamplingParams, SpeculativeConfig
-from dspark.config.errors import ConfigError
+from dspark.config.errors import CheckpointError, ConfigError
 from dspark.engine.core import Engine
+from dspark.engine.identity import engine_identity
+from dspark.engine.observer import RoundObserver
+from dspark.engine.opening import open_checkpoint
 from dspark.engine.request import Emission, Request, TokenLogprob
 from dspark.engine.speculation import plan_speculation
 from dspark.engine.tokenizer import TextTokenizer, generation_eos_ids
+from dspark.layers.plans import ModelPlan
 from dspark.models.build import load_model
-from dspark.models.facts import model_facts
+from dspark.ops.opset import TORCH_OPS
 from dspark.scheduler.fifo import FifoScheduler
 from dspark.scheduler.plan import RequestId, RequestNeeds
 from dspark.speculative.statistics import AcceptanceStatistics
 from dspark.state.model_state import ModelState
 
 Prompt = str | Sequence[int]
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Completion:
         statistics: rounds of the request.
         seconds: wall time of the whole call that produced it, shared by the prompts of one call.
         prompt_len: tokens of the prompt.
+        request_id: under which an observer was told of its rounds.
     """
 
     token_ids: list[int]
@@ -50,6 +54,7 @@ class Completion:
     statistics: AcceptanceStatistics
     seconds: float
     prompt_len: int
+    request_id: RequestId
 
 
 class LLM:
@@ -58,8 +63,15 @@ class LLM:
     Args:
         model: folder of a checkpoint; None is the embedded model.
         config: all settings; `model` and `overrides` replace its fields.
-        draft: "dspark" or "off"; ignored where `config` or `overrides` give a speculative_config.
+        draft: "dspark" or "off", read only without a `config` and without a speculative_config in `overrides`;
+            "dspark" then decodes plainly where the checkpoint has no drafter.
         overrides: fields of `Config`.
+    Attributes:
+        config, plan: as they run.
+        device: where they run.
+        admission: notes and remarks on the configuration.
+        speculation_status: "running", or "not running because ...".
+        max_model_len: tokens of a request at most.
     Raises:
         ConfigError, CheckpointError: with what to change.
     """
@@ -67,18 +79,24 @@ class LLM:
     def __init__(
         self, model: str | Path | None = None, *, config: Config | None = None, draft: str = "dspark", **overrides: Any
     ) -> None:
-        self.config = _merged_config(model, config, draft, overrides)
-        self.folder = Path(self.config.model) if self.config.model else embedded_folder()
-        self.tokenizer = TextTokenizer(self.folder)
-        dtype = torch.bfloat16 if self.config.dtype == "bf16" else torch.float32
-        self._model = load_model(self.folder, dtype=dtype, with_draft=self.config.speculative_config is not None)
+        is_default = config is None and "speculative_config" not in overrides
+        opening = open_checkpoint(_merged_config(model, config, draft, overrides), is_draft_optional=is_default)
+        self.config, self.folder, self.admission = opening.config, opening.folder, opening.admission
+        self.device = "cpu"
+        self.max_model_len = self.config.context_len(opening.facts)
+        identity = engine_identity(self.config, opening.plan, self.folder, TORCH_OPS)
+        self.speculation, self.speculation_status = plan_speculation(self.config, opening.facts, identity)
+        self.tokenizer = _tokenizer_for(opening.plan, self.folder)
+        self._model = load_model(
+            self.folder,
+            TORCH_OPS,
+            TORCH_DTYPES["fp32" if self.config.dtype == "auto" else self.config.dtype],
+            with_draft=self.config.speculative_config is not None,
+            draft_folder=opening.draft_folder,
+        )
         eos = dict.fromkeys((*self._model.plan.eos_token_ids, *generation_eos_ids(self.folder)))
         self._model.plan = replace(self._model.plan, eos_token_ids=tuple(eos))
         self.plan = self._model.plan
-        facts = model_facts(self.plan, fingerprint=release_fingerprint(self.folder))
-        self.speculation, self.speculation_status = plan_speculation(self.config, facts)
-        self.admission = self.config.validated(facts)
-        self.max_model_len = self.config.context_len(facts)
         self._engine, self._scheduler = self._build()
         self._ids = count()
 
@@ -86,7 +104,15 @@ class LLM:
         config, width = self.config, self.speculation.num_speculative_tokens
         page_tokens = ModelState.page_tokens_of(self.plan)
         num_pages = config.max_num_pages or config.max_num_seqs * -(-self.max_model_len // page_tokens)
-        state = ModelState(self.plan, config.max_num_seqs, num_pages, 1 + width, self._model.target.dtype)
+        # Every value of an index key fits bf16 exactly, so keys are held in it whatever the other rows are.
+        state = ModelState(
+            self.plan,
+            config.max_num_seqs,
+            num_pages,
+            1 + width,
+            TORCH_DTYPES[config.kv_cache_dtype],
+            index_dtype=torch.bfloat16,
+        )
         scheduler = FifoScheduler(config.max_num_seqs, config.max_num_batched_tokens, num_pages, page_tokens)
         return Engine(self._model, state, self.tokenizer, self.speculation), scheduler
 
@@ -108,6 +134,10 @@ class LLM:
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Emission]:
         """Continue one prompt, an emission a step. Closing the iterator aborts the request."""
         yield from self._run([self._submit(prompt, params or SamplingParams())], {})
+
+    def observe_rounds(self, observer: RoundObserver | None) -> None:
+        """Tell an observer of every round from now on; None ends it. The tokens do not depend on it."""
+        self._engine.observer = observer
 
     def _submit(self, prompt: Prompt, params: SamplingParams) -> RequestId:
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -138,9 +168,15 @@ class LLM:
                     self._engine.remove(request_id)
 
 
-def embedded_folder() -> Path:
-    """Folder of the model that ships with the package."""
-    return Path(str(files("dspark"))) / "assets" / "embedded"
+def _tokenizer_for(plan: ModelPlan, folder: Path) -> TextTokenizer:
+    """The folder's tokenizer; it may have fewer tokens than the model has rows, and not more."""
+    tokenizer = TextTokenizer(folder)
+    if tokenizer.vocab_size > plan.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens and the model only {plan.vocab_size} rows: "
+            "use the tokenizer.json that ships with this model"
+        )
+    return tokenizer
 
 
 def _merged_config(model: str | Path | None, config: Config | None, draft: str, overrides: dict[str, Any]) -> Config:
@@ -184,4 +220,5 @@ def _completion(request: Request, text: str, seconds: float) -> Completion:
         statistics=request.statistics,
         seconds=seconds,
         prompt_len=request.prompt_len,
+        request_id=request.request_id,
     )

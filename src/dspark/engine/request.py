@@ -14,11 +14,19 @@ from dspark.state.model_state import RequestState
 
 @dataclass
 class PendingDraft:
-    """A block that waits for verification: ids [G], probabilities [G, V] for the ratio test, and how many to verify."""
+    """A block that waits for verification.
+
+    Attributes:
+        token_ids: [G] drafts.
+        probabilities: [G, V] float64 for the ratio test, or None.
+        verify_len: how many of them are verified.
+        confidence_logits: [G], kept for observers only, or None.
+    """
 
     token_ids: list[int]
     probabilities: Tensor | None
     verify_len: int
+    confidence_logits: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -1,32 +1,58 @@
 """From the configuration to the way an engine speculates, with a reason whenever it does not."""
 
-from dspark.config import Config
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dspark.config import Config, DSparkConfig
 from dspark.config.facts import ModelFacts
 from dspark.engine.core import Speculation
 from dspark.speculative.forced import ForcedAcceptance
-from dspark.speculative.lengths import FixedLengths, LengthPolicy, ThresholdLengths
+from dspark.speculative.lengths import FixedLengths, LengthPolicy, ThresholdLengths, ThroughputLengths
+from dspark.speculative.profile import CalibrationProfile, load_profile
 
 RUNNING = "running"
 
 
-def plan_speculation(config: Config, facts: ModelFacts) -> tuple[Speculation, str]:
-    """The engine's speculation, and "running" or "not running because ..."."""
+def plan_speculation(config: Config, facts: ModelFacts, identity: Mapping[str, Any]) -> tuple[Speculation, str]:
+    """The engine's speculation, and "running" or "not running because ...".
+
+    Args:
+        config: an admitted configuration.
+        facts: the target.
+        identity: what a calibration profile must agree with, see `dspark.speculative.profile`.
+    Raises:
+        ConfigError: the calibration profile does not fit this engine.
+    """
     settings = config.speculative_config
+    if settings is None and not facts.draft_methods:
+        return Speculation(), f"not running because {facts.name} carries no draft stages"
     if settings is None:
         return Speculation(), "not running because it is switched off"
-    if not facts.draft_methods:
-        return Speculation(), "not running because the checkpoint has no draft stages"
     width = config.draft_width(facts)
     forced = ForcedAcceptance.from_options(
         width, length=settings.spec_decode_acceptance_length, rate=settings.spec_decode_acceptance_rate
     )
-    return Speculation(num_speculative_tokens=width, lengths=_length_policy(config), forced=forced), RUNNING
+    dspark, profile = settings.dspark_config, None
+    if dspark.calibration_profile is not None:
+        path = Path(dspark.calibration_profile)
+        profile = load_profile(path, identity=identity, width=width, batch_size=config.max_num_seqs)
+    speculation = Speculation(
+        num_speculative_tokens=width,
+        lengths=_length_policy(dspark, profile, config.max_num_batched_tokens),
+        temperatures=profile.temperatures if profile else None,
+        forced=forced,
+    )
+    return speculation, RUNNING
 
 
-def _length_policy(config: Config) -> LengthPolicy:
-    assert config.speculative_config is not None
-    settings = config.speculative_config.dspark_config
-    if settings.schedule == "threshold":
-        assert settings.draft_confidence_threshold is not None
-        return ThresholdLengths(settings.draft_confidence_threshold)
-    return FixedLengths()
+def _length_policy(settings: DSparkConfig, profile: CalibrationProfile | None, max_rows: int) -> LengthPolicy:
+    match settings.schedule:
+        case "fixed":
+            return FixedLengths()
+        case "threshold":
+            assert settings.draft_confidence_threshold is not None  # admission requires one
+            return ThresholdLengths(settings.draft_confidence_threshold)
+        case "throughput":
+            assert profile is not None  # admission requires one
+            return ThroughputLengths(profile.steps_per_second, max_rows=max_rows)

@@ -21,7 +21,9 @@ class TextTokenizer:
         except Exception as error:
             raise CheckpointError(f"{path} is not a tokenizer file ({error}): fetch it again") from error
         self.folder = folder
-        self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        # One more than the largest id, since ids may have holes.
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
         self.special_ids = frozenset(
             token_id for token_id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
         )

@@ -1,6 +1,7 @@
 """From a checkpoint folder to a model in memory: plan, modules, weights, token map."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,15 @@ from torch import nn
 
 from dspark.checkpoint.folder import SafetensorsFolder, TensorSource
 from dspark.checkpoint.formats import dequantise_fp4, dequantise_fp8
-from dspark.checkpoint.load import Match, match_tensors
+from dspark.checkpoint.load import match_tensors
 from dspark.checkpoint.plan import SkippedTensor, TensorPlan
 from dspark.config.errors import CheckpointError
 from dspark.layers.plans import ModelPlan
 from dspark.models.decoder import Decoder
 from dspark.models.dspark_draft import DsparkDraft
 from dspark.models.engram_vocabulary import read_token_map
-from dspark.models.inventory import expected_tensors, skip_rules
-from dspark.models.names import place_of, unfilled, view_of
+from dspark.models.inventory import DRAFT_PREFIX, expected_tensors, skip_rules
+from dspark.models.names import Place, place_of, unfilled, view_of
 from dspark.models.registry import parse_config
 from dspark.ops.opset import TORCH_OPS, OpSet
 
@@ -55,7 +56,11 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def load_model(
-    folder: Path, ops: OpSet = TORCH_OPS, dtype: torch.dtype = torch.float32, with_draft: bool = True
+    folder: Path,
+    ops: OpSet = TORCH_OPS,
+    dtype: torch.dtype = torch.float32,
+    with_draft: bool = True,
+    draft_folder: Path | None = None,
 ) -> Model:
     """Read a whole checkpoint.
 
@@ -64,6 +69,7 @@ def load_model(
         ops: twins that the modules use.
         dtype: of activations and cached rows; weights are held as float32 with their stored values.
         with_draft: also read the draft stages, where there are any.
+        draft_folder: take them from this checkpoint of the same release; only with `with_draft`.
     Raises:
         CheckpointError: anything missing, unexpected, of the wrong shape or type, truncated or corrupt.
     """
@@ -74,21 +80,26 @@ def load_model(
         if not with_draft:
             plan = replace(plan, draft=None)
         model = Model(plan, ops, dtype)
-        _fill(model, source, match)
+        filled = _fill(model, source, match.plans)
+    if missed := unfilled(model, filled, plan):
+        raise CheckpointError(f"the inventory does not fill {', '.join(missed)}")
+    if draft_folder is not None:
+        with SafetensorsFolder(draft_folder) as source:
+            other = match_tensors(source.entries, tensors, skip_rules(plan))
+            _fill(model, source, [item for item in other.plans if item.memory_class.startswith(DRAFT_PREFIX)])
     if plan.ngrams is not None:
         model.target.token_map = read_token_map(folder, plan)
     model.skipped = match.skipped
     return model.eval()
 
 
-def _fill(model: Model, source: TensorSource, match: Match) -> None:
-    """Copy every tensor into its place, one at a time."""
-    scales = {plan.scale for plan in match.plans if plan.scale}
-    wanted = [plan for plan in match.plans if plan.name not in scales]
+def _fill(model: Model, source: TensorSource, plans: Sequence[TensorPlan]) -> list[Place]:
+    """Copy every planned tensor into its place, one at a time; the places are returned."""
+    scales = {plan.scale for plan in plans if plan.scale}
+    wanted = [plan for plan in plans if plan.name not in scales]
     for plan in wanted:
         view_of(place_of(plan.name), model).copy_(_values(source, plan))
-    if missed := unfilled(model, (place_of(plan.name) for plan in wanted), model.plan):
-        raise CheckpointError(f"the inventory does not fill {', '.join(missed)}")
+    return [place_of(plan.name) for plan in wanted]
 
 
 def _values(source: TensorSource, plan: TensorPlan) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from dspark.config.errors import ConfigError
 from dspark.layers.plans import (
     AttentionPlan,
     CacheQuantPlan,
@@ -31,6 +32,11 @@ def parse_config(config: Mapping[str, Any]) -> ModelPlan:
     """The plan of a V4-Flash checkpoint; the draft stages are the ratios beyond the hidden layers."""
     num_layers = config["num_hidden_layers"]
     num_stages = len(config["compress_ratios"]) - num_layers
+    if num_stages < 0:
+        raise ConfigError(
+            f"compress_ratios has {len(config['compress_ratios'])} entries for num_hidden_layers {num_layers}: fetch "
+            "config.json again"
+        )
     if "dspark_block_size" not in config:
         num_stages = 0
     hyper = HyperPlan(

@@ -1,6 +1,7 @@
 """What admission must know of a model, taken from its plan."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from dspark.checkpoint.formats import FP4_GROUP
 from dspark.config.facts import ModelFacts, ShardedDimension
@@ -25,6 +26,12 @@ def model_facts(plan: ModelPlan, *, fingerprint: str = "", has_vision: bool = Fa
         fingerprint=fingerprint,
         has_vision=has_vision,
     )
+
+
+def has_vision(settings: Mapping[str, Any]) -> bool:
+    """True when a config.json describes a vision tower beside the text model."""
+    vision = settings.get("vision_config")
+    return isinstance(vision, Mapping) and bool(vision.get("num_hidden_layers"))
 
 
 def _sharded(plan: ModelPlan) -> Iterator[ShardedDimension]:

@@ -12,6 +12,7 @@ from dspark.speculative.lengths import (
     schedule_lengths,
     threshold_lengths,
 )
+from dspark.speculative.profile import CalibrationProfile, load_profile
 from dspark.speculative.proposer import (
     ContinuationProposer,
     NoProposer,
@@ -26,6 +27,7 @@ from dspark.speculative.verify import Verdict, VerifySpan, verify
 
 __all__ = [
     "AcceptanceStatistics",
+    "CalibrationProfile",
     "ContinuationProposer",
     "DSparkProposer",
     "DraftBlock",
@@ -46,6 +48,7 @@ __all__ = [
     "compute_survival",
     "drafting_pays",
     "fixed_lengths",
+    "load_profile",
     "schedule_lengths",
     "threshold_lengths",
     "verify",

@@ -20,11 +20,12 @@ class RingPlan:
 
 @dataclass(frozen=True)
 class AppendPlan:
-    """Rows that grow with the request, one per `ratio` tokens."""
+    """Rows that grow with the request, one per `ratio` tokens: index keys, or compressed rows."""
 
     key: str
     ratio: int
     width: int
+    holds_index_keys: bool
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,15 @@ def _add_compression(layer: LayerPlan, tails: list[RingPlan], appends: list[Appe
     compression = layer.attention.compression
     if compression is None:
         return
-    sources: list[tuple[str, CompressorPlan | None, int]] = []
+    sources: list[tuple[AppendPlan, CompressorPlan | None]] = []
     if compression.compressor is not None:
-        sources.append((f"layers.{layer.index}.compressed", compression.compressor, layer.attention.head_dim))
+        rows = AppendPlan(f"layers.{layer.index}.compressed", compression.ratio, layer.attention.head_dim, False)
+        sources.append((rows, compression.compressor))
     indexer = compression.indexer
     if indexer is not None and indexer.owns_keys:
-        sources.append((f"layers.{layer.index}.index", indexer.key_compressor, indexer.head_dim))
-    for key, compressor, width in sources:
-        appends.append(AppendPlan(key, compression.ratio, width))
+        keys = AppendPlan(f"layers.{layer.index}.index", compression.ratio, indexer.head_dim, True)
+        sources.append((keys, indexer.key_compressor))
+    for append, compressor in sources:
+        appends.append(append)
         if compressor is not None and compressor.has_gate:
-            tails.append(RingPlan(key, compressor.reach, 2 * compressor.projected_width))
+            tails.append(RingPlan(append.key, compressor.reach, 2 * compressor.projected_width))

@@ -50,7 +50,9 @@ class ModelState:
         num_slots: requests that can hold ring state at once.
         num_pages: pages of growing rows, shared by all requests.
         max_query_len: longest span that may stay tentative, 1 + num_speculative_tokens.
+        dtype: of window rows and compressed rows; the inputs of open groups are always float32.
         num_ring_rows: physical rows of each window ring; the least that is safe by default.
+        index_dtype: of index keys; `dtype` by default.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class ModelState:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         num_ring_rows: int | None = None,
+        index_dtype: torch.dtype | None = None,
     ) -> None:
         self.geometry: StateGeometry = state_geometry(plan)
         self.max_query_len = max_query_len
@@ -76,10 +79,11 @@ class ModelState:
             self._add_ring(ring, ring.key, num_slots, num_ring_rows, dtype, device)
         for ring in self.geometry.tails:
             self._add_ring(ring, tail_key(ring.key), num_slots, None, torch.float32, device)
-        self.appends = {
-            store.key: torch.zeros(num_pages * self.page_tokens // store.ratio, store.width, dtype=dtype, device=device)
-            for store in self.geometry.appends
-        }
+        self.appends: dict[str, Tensor] = {}
+        for store in self.geometry.appends:
+            num_rows = num_pages * self.page_tokens // store.ratio
+            stored = (index_dtype or dtype) if store.holds_index_keys else dtype
+            self.appends[store.key] = torch.zeros(num_rows, store.width, dtype=stored, device=device)
         self.window_reach = {ring.key: ring.reach for ring in self.geometry.windows}
         self.max_window = max(self.window_reach.values())
         self.append_ratios = {store.key: store.ratio for store in self.geometry.appends}

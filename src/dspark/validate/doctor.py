@@ -12,17 +12,17 @@ from tokenizers import Tokenizer
 from dspark.checkpoint.folder import CONFIG_NAME, INDEX_NAME, SafetensorsFolder, release_fingerprint
 from dspark.checkpoint.load import Match, match_tensors
 from dspark.checkpoint.plan import SkippedTensor, TensorPlan
-from dspark.config import Admission, Config, HardwareFacts, ModelFacts, admit
+from dspark.config import Admission, Config, EngineFacts, HardwareFacts, ModelFacts, admit
 from dspark.config.errors import CheckpointError
 from dspark.layers.plans import ModelPlan
-from dspark.models.facts import model_facts
+from dspark.models.engram_vocabulary import read_token_map
+from dspark.models.facts import has_vision, model_facts
 from dspark.models.inventory import DRAFT_PREFIX, expected_tensors, skip_rules
 from dspark.models.registry import parse_config
-from dspark.validate.memory import StateBytes, WeightBytes, float32_bytes, state_bytes, weight_table
+from dspark.validate.memory import StateBytes, WeightBytes, float32_bytes, machine_bytes, state_bytes, weight_table
 
 NOT_CHECKED = "config only: weights not checked"
 TOKENIZER_NAME = "tokenizer.json"
-_VISION_CONFIG, _VISION_LAYERS = "vision_config", "num_hidden_layers"
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Vocabulary:
 
     num_rows: int
     num_tokens: int | None
+    fault: str | None = None
 
     @property
     def num_padded(self) -> int | None:
@@ -89,25 +90,27 @@ class DoctorReport:
     draft: DraftCost | None
     num_requests: int
     requests_bytes: int
+    machine_bytes: int | None
 
     @property
     def is_healthy(self) -> bool:
-        """True when the model would run."""
+        """True when the model would run, given the memory."""
         return not self.refusals
 
     @property
     def refusals(self) -> tuple[str, ...]:
         """Why it would not run: the rules of admission, then the checkpoint itself."""
-        return self.admission.refusals + tuple(fault for fault in (self.tensors.fault, self._token_fault()) if fault)
+        return self.admission.refusals + tuple(fault for fault in (self.tensors.fault, self.vocabulary.fault) if fault)
 
-    def _token_fault(self) -> str | None:
-        padded = self.vocabulary.num_padded
-        if padded is None or padded >= 0:
-            return None
-        return (
-            f"the tokenizer has {self.vocabulary.num_tokens} tokens and the model only {self.vocabulary.num_rows} "
-            "rows: use the tokenizer.json that ships with this model"
-        )
+    @property
+    def memory_bytes(self) -> int:
+        """What the CPU engine allocates: weights as fp32, and the state of all requests at full length."""
+        return self.float32_bytes + self.requests_bytes
+
+    @property
+    def fits_in_memory(self) -> bool | None:
+        """Whether this machine has that much memory; None where it does not say."""
+        return None if self.machine_bytes is None else self.memory_bytes <= self.machine_bytes
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for programs."""
@@ -117,6 +120,8 @@ class DoctorReport:
             "request_bytes": self.state.request_bytes,
             "bytes_per_token": self.state.bytes_per_token,
             "num_padded_tokens": self.vocabulary.num_padded,
+            "memory_bytes": self.memory_bytes,
+            "fits_in_memory": self.fits_in_memory,
         }
         return asdict(self) | totals
 
@@ -126,6 +131,7 @@ def examine(
     config: Config,
     *,
     hardware: HardwareFacts | None = None,
+    engine: EngineFacts | None = None,
     name: str = "",
     is_draft_optional: bool = False,
 ) -> DoctorReport:
@@ -136,6 +142,7 @@ def examine(
             its config.json only.
         config: what would be run. A speculative_config without a width takes the trained block size.
         hardware: the devices; None skips the rules that need to know them.
+        engine: what would run it, which also decides how state is stored; None takes the settings at their word.
         name: what the report calls the model.
         is_draft_optional: run plainly, and say so, where the model has no draft stages and no width is asked for.
 
@@ -152,20 +159,20 @@ def examine(
     facts = model_facts(
         plan,
         fingerprint=release_fingerprint(folder) if folder else "",
-        has_vision=_has_vision(settings),
+        has_vision=has_vision(settings),
     )
     has_draft = config.speculative_config is not None and plan.draft is not None
     expected = expected_tensors(plan, with_draft=has_draft)
-    state = _state(plan, config, facts)
+    state = _state(plan, config, facts, engine)
     return DoctorReport(
         model=name or str(model),
         family=plan.family,
-        speculation=_speculation(config, facts, hardware),
+        speculation=_speculation(config, facts, hardware, engine),
         num_layers=len(plan.layers),
         num_draft_stages=len(plan.draft.stages) if plan.draft else 0,
         context_len=config.context_len(facts),
-        vocabulary=Vocabulary(plan.vocab_size, _num_tokens(folder)),
-        admission=admit(config, facts, hardware=hardware),
+        vocabulary=_vocabulary(folder, plan),
+        admission=admit(config, facts, hardware=hardware, engine=engine),
         tensors=_account(folder, plan, expected, has_draft),
         weights=weight_table(expected),
         float32_bytes=float32_bytes(expected),
@@ -173,6 +180,7 @@ def examine(
         draft=_draft_cost(expected, state) if has_draft else None,
         num_requests=config.max_num_seqs,
         requests_bytes=config.max_num_seqs * (state.request_bytes + state.paged_bytes(config.context_len(facts))),
+        machine_bytes=machine_bytes(),
     )
 
 
@@ -197,6 +205,28 @@ def _read_settings(file: Path) -> dict[str, Any]:
     return parsed
 
 
+def _vocabulary(folder: Path | None, plan: ModelPlan) -> Vocabulary:
+    """Compare the tokenizer with the model; where there are weights there must be one."""
+    num_tokens = _num_tokens(folder)
+    vocabulary = Vocabulary(plan.vocab_size, num_tokens)
+    if folder is None or (num_tokens is None and not has_weights(folder)):
+        return vocabulary
+    if num_tokens is None:
+        return replace(vocabulary, fault=f"{folder} has no {TOKENIZER_NAME}: add the file of the model's release")
+    if num_tokens > plan.vocab_size:
+        fault = (
+            f"the tokenizer has {num_tokens} tokens and the model only {plan.vocab_size} rows: use the "
+            f"{TOKENIZER_NAME} that ships with this model"
+        )
+        return replace(vocabulary, fault=fault)
+    if plan.ngrams is not None:
+        try:
+            read_token_map(folder, plan)
+        except CheckpointError as error:
+            return replace(vocabulary, fault=str(error))
+    return vocabulary
+
+
 def _num_tokens(folder: Path | None) -> int | None:
     """Ids that a folder's tokenizer can produce, counted as its largest id plus one; None without a tokenizer."""
     file = folder / TOKENIZER_NAME if folder else None
@@ -213,24 +243,20 @@ def _asks_for_width(config: Config) -> bool:
     return config.speculative_config is not None and config.speculative_config.num_speculative_tokens is not None
 
 
-def _has_vision(settings: dict[str, Any]) -> bool:
-    vision = settings.get(_VISION_CONFIG)
-    return isinstance(vision, dict) and bool(vision.get(_VISION_LAYERS))
-
-
-def _state(plan: ModelPlan, config: Config, facts: ModelFacts) -> StateBytes:
+def _state(plan: ModelPlan, config: Config, facts: ModelFacts, engine: EngineFacts | None) -> StateBytes:
     width = config.draft_width(facts) if plan.draft else 0
-    return state_bytes(plan, width, config.kv_cache_dtype, config.index_cache_dtype)
+    index_dtype = config.index_cache_dtype if engine is None else engine.index_cache_dtype
+    return state_bytes(plan, width, config.kv_cache_dtype, index_dtype)
 
 
-def _speculation(config: Config, facts: ModelFacts, hardware: HardwareFacts | None) -> str:
+def _speculation(config: Config, facts: ModelFacts, hardware: HardwareFacts | None, engine: EngineFacts | None) -> str:
     """What speculation does, or why it does nothing."""
     speculative = config.speculative_config
     if speculative is None:
         reason = "it is switched off" if facts.draft_methods else f"{facts.name} carries no draft stages"
         return f"not running because {reason}"
-    admission = admit(config, facts, hardware=hardware)
-    without = admit(replace(config, speculative_config=None), facts, hardware=hardware)
+    admission = admit(config, facts, hardware=hardware, engine=engine)
+    without = admit(replace(config, speculative_config=None), facts, hardware=hardware, engine=engine)
     blocking = [sentence for sentence in admission.refusals if sentence not in without.refusals]
     if blocking:
         return f"not running because {blocking[0]}"

@@ -21,11 +21,21 @@ def opening_lines(report: DoctorReport) -> list[str]:
     """The model, whether it would run, and its tensors."""
     return [
         f"{report.model}: {report.family}, {report.num_layers} layers, {report.num_draft_stages} draft stages",
-        f"would run: {'yes' if report.is_healthy else 'no'}",
+        f"would run: {_outlook(report)}",
         f"speculation: {report.speculation}",
         _vocabulary_line(report.vocabulary),
         *_tensor_lines(report.tensors),
     ]
+
+
+def _outlook(report: DoctorReport) -> str:
+    """Yes or no, and what the machine lacks; why not is said by the refusals at the end."""
+    if not report.is_healthy:
+        return "no, see the errors below"
+    if report.fits_in_memory is False and report.machine_bytes is not None:
+        needed, there = format_bytes(report.memory_bytes), format_bytes(report.machine_bytes)
+        return f"only with {needed} of memory; this machine has {there}"
+    return "yes"
 
 
 def tables(report: DoctorReport) -> list[Table]:
@@ -37,10 +47,11 @@ def closing_lines(report: DoctorReport) -> list[str]:
     """What the tables add up to."""
     state, tokens = report.state, report.context_len
     lines = [
-        f"weights unpacked to fp32, as the CPU holds them: {format_bytes(report.float32_bytes)}",
-        f"one request: {format_bytes(state.request_bytes)} + {state.bytes_per_token:.0f} bytes a token",
-        f"one page: {state.page_tokens} tokens, {format_bytes(state.page_bytes)}",
-        f"{report.num_requests} requests of {tokens} tokens: {format_bytes(report.requests_bytes)}",
+        f"one request: {format_bytes(state.request_bytes)} + {state.bytes_per_token:.0f} bytes a token, in pages of "
+        f"{state.page_tokens} tokens ({format_bytes(state.page_bytes)})",
+        f"state of {report.num_requests} requests of {tokens} tokens: {format_bytes(report.requests_bytes)}",
+        f"weights unpacked to fp32, as the CPU engine holds them: {format_bytes(report.float32_bytes)}",
+        f"memory in all, beside Python and torch: {format_bytes(report.memory_bytes)}",
     ]
     if report.draft is not None:
         draft = report.draft
@@ -61,10 +72,12 @@ def _vocabulary_line(vocabulary: Vocabulary) -> str:
 def _tensor_lines(account: TensorAccount) -> list[str]:
     found = ""
     if account.num_found is not None and account.found_bytes is not None:
-        found = f"{account.num_found} in the checkpoint ({account.found_bytes} bytes), "
-    wanted = f"{account.num_expected} to load ({account.expected_bytes} bytes)"
+        found = f"{account.num_found} in the checkpoint ({format_bytes(account.found_bytes)}), "
+    wanted = f"{account.num_expected} to load ({format_bytes(account.expected_bytes)})"
     lines = [f"tensors: {account.status}; {found}{wanted}"]
-    lines += [f"  skipped: {item.num_tensors} ({item.num_bytes} bytes), {item.reason}" for item in account.skipped]
+    lines += [
+        f"  skipped: {item.num_tensors} ({format_bytes(item.num_bytes)}), {item.reason}" for item in account.skipped
+    ]
     return lines + [f"  {remark}" for remark in account.remarks]
 
 

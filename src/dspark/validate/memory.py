@@ -1,6 +1,7 @@
 """Memory of a model before it is loaded: weights by class and dtype, state per request, pages per token."""
 
 import math
+import os
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -98,6 +99,14 @@ def float32_bytes(tensors: Iterable[TensorPlan]) -> int:
     return sum(_unpacked_bytes(tensor) for tensor in tensors if tensor.name not in scales)
 
 
+def machine_bytes() -> int | None:
+    """Physical memory of this machine; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
 def _unpacked_bytes(tensor: TensorPlan) -> int:
     if tensor.dtype == "I64":
         return tensor.num_bytes
@@ -118,8 +127,7 @@ def state_bytes(plan: ModelPlan, num_draft_tokens: int, kv_cache_dtype: str, ind
     drafts = {stage.name for stage in plan.draft.stages} if plan.draft else set()
     windows = [ring for ring in geometry.windows if ring.key not in drafts]
     draft_windows = [ring for ring in geometry.windows if ring.key in drafts and num_draft_tokens]
-    index_keys = {f"layers.{layer.index}.index" for layer in plan.layers}
-    growing = _growing(geometry.appends, index_keys, kv_cache_dtype, index_cache_dtype)
+    growing = _growing(geometry.appends, kv_cache_dtype, index_cache_dtype)
     per_token = sum((_per_token(item) for item in growing), Fraction(0))
     return StateBytes(
         rings=(
@@ -156,14 +164,11 @@ def _rings(name: str, rings: Iterable[RingPlan], num_draft_tokens: int, dtype: s
     ]
 
 
-def _growing(
-    appends: Iterable[AppendPlan], index_keys: set[str], kv_dtype: str, index_dtype: str
-) -> tuple[GrowingBytes, ...]:
+def _growing(appends: Iterable[AppendPlan], kv_dtype: str, index_dtype: str) -> tuple[GrowingBytes, ...]:
     stores: dict[tuple[str, int, int], int] = defaultdict(int)
     for store in appends:
-        is_index = store.key in index_keys
-        size = row_bytes(store.width, index_dtype if is_index else kv_dtype)
-        stores["index keys" if is_index else "compressed rows", store.ratio, size] += 1
+        size = row_bytes(store.width, index_dtype if store.holds_index_keys else kv_dtype)
+        stores["index keys" if store.holds_index_keys else "compressed rows", store.ratio, size] += 1
     return tuple(
         GrowingBytes(name, count, ratio, size, count * size / ratio)
         for (name, ratio, size), count in sorted(stores.items())

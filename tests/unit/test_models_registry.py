@@ -1,0 +1,58 @@
+"""A config.json with any wrong value becomes a plan that can be accounted for, or one sentence; never a crash."""
+
+import copy
+
+import pytest
+
+from dspark.config import ConfigError
+from dspark.models.facts import model_facts
+from dspark.models.inventory import expected_tensors
+from dspark.models.registry import parse_config
+from support.tiny_models import FAMILIES, tiny_config
+
+WRONG = ["x", -1, 0, None, [], {}, 1.5, True, [1]]
+
+
+def sections(config):
+    yield config
+    if "text_config" in config:
+        yield config["text_config"]
+
+
+def account(config):
+    """Number of tensors of a configuration, or the sentence that refuses it."""
+    try:
+        plan = parse_config(config)
+    except ConfigError as error:
+        return str(error)
+    assert model_facts(plan).vocab_size > 0
+    return len(expected_tensors(plan))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_wrong_value_is_a_sentence_or_harmless(family):
+    for place, section in enumerate(sections(tiny_config(family))):
+        for key in section:
+            for value in WRONG:
+                config = copy.deepcopy(tiny_config(family))
+                list(sections(config))[place][key] = value
+                found = account(config)
+                assert "\n" not in found if isinstance(found, str) else found > 0
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value", "named"),
+    [
+        ("v4", "hidden_size", "wide", "hidden_size is 'wide', not an integer"),
+        ("v4", "num_attention_heads", 0, "num_heads is 0, below 1"),
+        ("v4", "vocab_size", True, "vocab_size is True, not an integer"),
+        ("v4", "swiglu_limit", float("nan"), "limit is nan, not a finite number"),
+        ("v4", "compress_ratios", [0], "compress_ratios has 1 entries for num_hidden_layers 4"),
+        ("v41", "engram_compressed_vocab_size", 0, "engram|wrong kind"),
+    ],
+)
+def test_the_wrong_value_is_named(family, key, value, named):
+    config = tiny_config(family)
+    (config if family == "v4" else config["text_config"])[key] = value
+    with pytest.raises(ConfigError, match=named):
+        parse_config(config)
