@@ -15,7 +15,7 @@ def require_matplotlib() -> None:
     Raises:
         DSparkError: matplotlib is not installed.
     """
-    _new_figure(1.0, 1.0)
+    new_figure(1.0, 1.0)
 
 
 def plot_generate(report: GenerateReport) -> bytes:
@@ -27,18 +27,24 @@ def plot_generate(report: GenerateReport) -> bytes:
     Raises:
         DSparkError: matplotlib is not installed.
     """
-    figure = _new_figure(13.0, 4.2)
+    figure = new_figure(13.0, 4.2)
     speed, accepted, positions = figure.subplots(1, 3)
     _draw_speed(speed, report)
     _draw_accepted_len(accepted, report)
     _draw_positions(positions, report)
     figure.suptitle(f"{report.model}: DSpark {report.total.ratio:.2f} x plain, tokens identical")
+    return as_png(figure)
+
+
+def as_png(figure: Any) -> bytes:
+    """A figure as the bytes of a PNG file."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=110)
     return content.getvalue()
 
 
-def _new_figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
+    """An empty matplotlib figure, inches; raises DSparkError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -5,25 +5,20 @@ from typing import Annotated
 
 import typer
 
-from dspark.bench.generate import GenerateReport, Item, run_generate_bench
-from dspark.bench.plot import plot_generate, require_matplotlib
-from dspark.bench.prompts import DOMAINS, BenchPrompt, load_prompts
+from dspark.bench.generate import GenerateReport, run_generate_bench
+from dspark.bench.plot import plot_generate
+from dspark.bench.prompts import DOMAINS, load_prompts
 from dspark.bench.table import generate_lines, generate_tables
 from dspark.cli import exit_codes, options
+from dspark.cli.bench_acceptance import acceptance
+from dspark.cli.bench_inputs import as_item, check_plot
 from dspark.cli.console import note, out, print_json, progress
 from dspark.cli.files import write_whole
 from dspark.cli.options import DraftChoice
-from dspark.cli.session import device_of, model_folder, model_name, open_llm, prompt_ids, require_speculation
-from dspark.config.errors import DSparkError
-from dspark.engine import LLM
-from dspark.serve.chat_template import read_chat_template
+from dspark.cli.session import device_of, model_name, open_llm, require_speculation
 
 bench_app = typer.Typer(help="Measure modes against each other in one run.", no_args_is_help=True)
-
-
-@bench_app.callback()
-def _bench() -> None:
-    """Keep `generate` a command of its own while it is the only one."""
+bench_app.command("acceptance")(acceptance)
 
 
 @bench_app.command("generate")
@@ -46,11 +41,11 @@ def generate(
     chosen = load_prompts(domain or DOMAINS, prompts)
     params = options.sampling_params(temperature, 1.0, 0, 0.0, seed, max_tokens, None)
     if plot is not None:
-        _check_plot(plot)
+        check_plot(plot)
     drafted = open_llm(model, DraftChoice.DSPARK)
     require_speculation(drafted, "this benchmark")
-    plain = open_llm(model, DraftChoice.OFF)
-    items = [_as_item(drafted, prompt, model) for prompt in chosen]
+    plain = open_llm(model, DraftChoice.OFF, is_companion=True)
+    items = [as_item(drafted, prompt, model) for prompt in chosen]
     with progress() as display:
         task = display.add_task("prompts", total=len(items))
         report = run_generate_bench(
@@ -68,24 +63,6 @@ def generate(
         raise typer.Exit(exit_codes.INTERRUPTED)
     if not report.is_identical:
         raise typer.Exit(exit_codes.FAILED)
-
-
-def _check_plot(file: Path) -> None:
-    """Refuse what would fail after minutes of measuring."""
-    require_matplotlib()
-    if file.suffix.lower() != ".png":
-        raise DSparkError(f"--plot writes PNG files, and {file.name} does not end in .png")
-    if not file.parent.is_dir():
-        raise DSparkError(f"--plot cannot write to {file}: the folder {file.parent} does not exist")
-
-
-def _as_item(llm: LLM, prompt: BenchPrompt, model: Path | None) -> Item:
-    """Token ids of a prompt; dialogues go through the model's chat template."""
-    if prompt.text is not None:
-        text = prompt.text
-    else:
-        text = read_chat_template(model_folder(model)).render(prompt.messages)
-    return Item(prompt.domain, prompt.name, tuple(prompt_ids(llm, text)))
 
 
 def _publish(report: GenerateReport, as_json: bool, plot: Path | None) -> None:
