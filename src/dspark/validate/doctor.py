@@ -104,7 +104,7 @@ class DoctorReport:
 
     @property
     def memory_bytes(self) -> int:
-        """What the CPU engine allocates: weights as fp32, and the state of all requests at full length."""
+        """What the CPU engine holds: weights as fp32, and the state of all requests at full length."""
         return self.float32_bytes + self.requests_bytes
 
     @property
