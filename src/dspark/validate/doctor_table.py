@@ -51,7 +51,7 @@ def closing_lines(report: DoctorReport) -> list[str]:
         f"{state.page_tokens} tokens ({format_bytes(state.page_bytes)})",
         f"state of {report.num_requests} requests of {tokens} tokens: {format_bytes(report.requests_bytes)}",
         f"weights unpacked to fp32, as the CPU engine holds them: {format_bytes(report.float32_bytes)}",
-        f"weights and state: {format_bytes(report.memory_bytes)}, beside Python, torch and the working memory of a pass",
+        f"weights and state: {format_bytes(report.memory_bytes)}, beside Python, torch and what a pass works in",
     ]
     if report.draft is not None:
         draft = report.draft
