@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dspark.ops.linear import batched_product
 
-KEY_CHUNK = 64
+KEY_CHUNK = 128
 
 
 def sparse_attention(q: Tensor, sources: list[tuple[Tensor, Tensor]], sink: Tensor, scale: float) -> Tensor:
@@ -46,7 +46,7 @@ def sparse_attention(q: Tensor, sources: list[tuple[Tensor, Tensor]], sink: Tens
 def gather_keys(sources: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Keys [T, J, K] float32 of all sources side by side and their mask [T, J] (True = no key); J in whole chunks."""
     index = torch.cat([index for _, index in sources], dim=1)
-    keys = torch.cat([rows.float()[index.clamp(min=0)] for rows, index in sources], dim=1)
+    keys = torch.cat([rows[index.clamp(min=0)].float() for rows, index in sources], dim=1)
     masked = index < 0
     if bool(masked.any()):
         # A weight of zero does not silence a key that is not a number: what stands in for a missing key must be finite.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dspark.ops.elementwise import silu
-from dspark.ops.linear import linear
+from dspark.ops.linear import computed_rows, linear
 from dspark.ops.route import Route
 
 
@@ -33,28 +33,40 @@ def routed_experts(
         [T, D] float32.
     """
     num_rows, count = route.expert_ids.shape
-    pairs, groups = _pairs_by_expert(route.expert_ids)
+    pairs, places, groups = _pairs_by_expert(route.expert_ids, w13[0])
     rows = x[pairs // count]
     projected = torch.cat([linear(rows[start:stop], w13[expert]) for expert, start, stop in groups])
     inner = gate_and_up(projected, limit) * route.weights.flatten()[pairs].unsqueeze(-1)
     inner = quantise(inner.to(x.dtype))
     outputs = torch.cat([linear(inner[start:stop], w2[expert]) for expert, start, stop in groups])
-    placed = torch.empty(num_rows * count, outputs.shape[1], device=x.device).index_copy_(0, pairs, outputs.float())
-    placed = placed.view(num_rows, count, -1)
+    placed = outputs[places].float().view(num_rows, count, -1)
     total = placed[:, 0]
     for slot in range(1, count):
         total = total + placed[:, slot]
     return total
 
 
-def _pairs_by_expert(expert_ids: Tensor) -> tuple[Tensor, list[tuple[int, int, int]]]:
-    """Flat pair numbers [T*k] sorted by expert, and for each touched expert its (expert, start, stop)."""
+def _pairs_by_expert(expert_ids: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, list[tuple[int, int, int]]]:
+    """Group the pairs (row, slot) by expert, each group filled up to the rows that its product computes anyway.
+
+    Example: 3 pairs of expert 5 in tiles of 4 take the places 0..3; place 3 repeats the first of them and is not read.
+
+    Returns:
+        flat pair number [P] of each place, the place [T*k] of each pair, and (expert, start, stop) of each group.
+    """
     chosen = expert_ids.flatten().tolist()
-    order = sorted(range(len(chosen)), key=chosen.__getitem__)
-    groups: list[tuple[int, int, int]] = []
-    start = 0
-    for stop in range(1, len(order) + 1):
-        if stop == len(order) or chosen[order[stop]] != chosen[order[start]]:
-            groups.append((chosen[order[start]], start, stop))
-            start = stop
-    return torch.tensor(order, device=expert_ids.device), groups
+    members: dict[int, list[int]] = {}
+    for pair, expert in enumerate(chosen):
+        members.setdefault(expert, []).append(pair)
+    order: list[int] = []
+    places = [0] * len(chosen)
+    groups = []
+    for expert in sorted(members):
+        own = members[expert]
+        start = len(order)
+        for place, pair in enumerate(own, start):
+            places[pair] = place
+        order += own + own[:1] * (computed_rows(len(own), weight) - len(own))
+        groups.append((expert, start, len(order)))
+    device = expert_ids.device
+    return torch.tensor(order, device=device), torch.tensor(places, device=device), groups

@@ -1,5 +1,6 @@
 """Manifold-constrained hyper-connections: several residual streams, mixed by small learned matrices."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -32,16 +33,21 @@ def mix_streams(
         eps: added to pre, to comb's entries and to each denominator.
     """
     size = num_streams
-    pre = sigmoid(logits[:, :size] * scale[0] + base[:size]) + eps
-    post = 2.0 * sigmoid(logits[:, size : 2 * size] * scale[1] + base[size : 2 * size])
-    comb = (logits[:, 2 * size :] * scale[2] + base[2 * size :]).unflatten(-1, (size, size))
-    comb = torch.exp(comb - comb.amax(-1, keepdim=True))
-    comb = comb / comb.sum(-1, keepdim=True) + eps
+    scaled = logits * scale.repeat_interleave(_section_sizes(size, scale.device)) + base
+    pre, post = sigmoid(scaled[:, : 2 * size]).split(size, dim=-1)
+    pre, post = pre + eps, 2.0 * post
+    comb = torch.softmax(scaled[:, 2 * size :].unflatten(-1, (size, size)), dim=-1) + eps
     comb = comb / (comb.sum(-2, keepdim=True) + eps)
     for _ in range(iterations - 1):
         comb = comb / (comb.sum(-1, keepdim=True) + eps)
         comb = comb / (comb.sum(-2, keepdim=True) + eps)
     return StreamMix(pre, post, comb)
+
+
+@lru_cache(maxsize=16)
+def _section_sizes(num_streams: int, device: torch.device) -> Tensor:
+    """Logits that share a scale: pre, post, comb."""
+    return torch.tensor([num_streams, num_streams, num_streams * num_streams], device=device)
 
 
 def head_mix(logits: Tensor, scale: Tensor, base: Tensor, eps: float) -> Tensor:

@@ -10,6 +10,7 @@ columns), each element is a sum of its own.
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 TILE_ROWS = (4, 8, 16, 32, 64)
@@ -30,11 +31,22 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     tiles = usable_tiles(weight)
     if not tiles:
         return _separate_sums(rows, weight).to(x.dtype)
-    size = next((tile for tile in tiles if tile >= num_rows), tiles[-1])
+    size = _tile_of(num_rows, tiles)
     rows = _pad_rows(rows, size)
-    if rows.shape[0] == size:
-        return torch.mm(rows, weight.t())[:num_rows].to(x.dtype)
-    return _tiled(rows, weight, size)[:num_rows].to(x.dtype)
+    product = F.linear(rows, weight) if rows.shape[0] == size else _tiled(rows, weight, size)
+    return (product if rows.shape[0] == num_rows else product[:num_rows]).to(x.dtype)
+
+
+def computed_rows(num_rows: int, weight: Tensor) -> int:
+    """Rows that a product of `num_rows` rows with `weight` [N, K] computes: whole tiles."""
+    tiles = usable_tiles(weight)
+    size = _tile_of(num_rows, tiles) if tiles else 1
+    return -(-num_rows // size) * size
+
+
+def _tile_of(num_rows: int, tiles: tuple[int, ...]) -> int:
+    """The smallest tile that holds all rows, else the largest."""
+    return next((tile for tile in tiles if tile >= num_rows), tiles[-1])
 
 
 def batched_product(left: Tensor, right: Tensor) -> Tensor:
@@ -42,7 +54,7 @@ def batched_product(left: Tensor, right: Tensor) -> Tensor:
     num_rows = left.shape[1]
     padding = -num_rows % BASE_TILE
     if padding:
-        left = torch.nn.functional.pad(left, (0, 0, 0, padding))
+        left = F.pad(left, (0, 0, 0, padding))
     return torch.bmm(left, right)[:, :num_rows]
 
 
@@ -60,13 +72,13 @@ _PROBED: dict[tuple[torch.Size, tuple[int, ...], int], tuple[int, ...]] = {}
 def _probe(weight: Tensor) -> tuple[int, ...]:
     """Compare tiles of every size, at every rotation of their rows, with rows that were alone in a base tile."""
     rows = _probe_rows(weight.shape[1]).to(weight.device)
-    alone = torch.cat([torch.mm(_pad_rows(row, BASE_TILE), weight.t())[:1] for row in rows.split(1)])
+    alone = torch.cat([F.linear(_pad_rows(row, BASE_TILE), weight)[:1] for row in rows.split(1)])
     usable = []
     for size in TILE_ROWS:
         repeated = rows.repeat(-(-size // BASE_TILE), 1)[:size]
         wanted = alone.repeat(-(-size // BASE_TILE), 1)[:size]
         shifts = range(min(size, BASE_TILE))
-        whole = all(torch.equal(torch.mm(repeated.roll(s, 0), weight.t()), wanted.roll(s, 0)) for s in shifts)
+        whole = all(torch.equal(F.linear(repeated.roll(s, 0), weight), wanted.roll(s, 0)) for s in shifts)
         twice = _tiled(repeated.repeat(2, 1), weight, size)
         if whole and torch.equal(twice, wanted.repeat(2, 1)):
             usable.append(size)
@@ -89,11 +101,12 @@ def _tiled(rows: Tensor, weight: Tensor, size: int) -> Tensor:
 def _pad_rows(rows: Tensor, size: int) -> Tensor:
     """Rows followed by zero rows up to a multiple of `size`."""
     padding = -rows.shape[0] % size
-    if not padding:
-        return rows
-    padded = rows.new_zeros(rows.shape[0] + padding, rows.shape[1])
-    padded[: rows.shape[0]] = rows
-    return padded
+    return torch.cat((rows, _zero_rows(padding, rows.shape[1], rows.device))) if padding else rows
+
+
+@lru_cache(maxsize=256)
+def _zero_rows(count: int, depth: int, device: torch.device) -> Tensor:
+    return torch.zeros(count, depth, device=device)
 
 
 def _separate_sums(rows: Tensor, weight: Tensor) -> Tensor:

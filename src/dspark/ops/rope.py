@@ -40,20 +40,27 @@ def rope_frequencies(rope_dim: int, base: float, yarn: YarnPlan | None) -> Tenso
 
 
 def rotations(positions: Tensor, freqs: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, rope_dim / 2] of positions [T] (int64)."""
-    angles = positions.float().unsqueeze(-1) * freqs
-    return torch.cos(angles), torch.sin(angles)
+    """Factors of a rotation: cos and signed sin, both [T, rope_dim], of positions [T] (int64).
+
+    Pairs are adjacent, so each angle stands twice; the sine of an even place is negative. Example: with one frequency f,
+    position p gives (cos pf, cos pf) and (-sin pf, sin pf).
+    """
+    angles = (positions.float().unsqueeze(-1) * freqs).repeat_interleave(2, dim=-1)
+    sines = torch.sin(angles)
+    sines[..., 0::2].neg_()
+    return torch.cos(angles), sines
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the last 2 * cos.shape[-1] elements of x [T, K] or [T, H, K]; the rest passes through.
+    """Rotate the last cos.shape[-1] elements of x [T, K] or [T, H, K]; the rest passes through.
 
-    Pass `-sin` for the inverse rotation.
+    An even element e with its odd neighbour o becomes e cos - o sin, and o becomes o cos + e sin: the tail times cos,
+    plus the tail with neighbours swapped times the signed sine. Pass `-sin` for the inverse rotation.
     """
-    rope_dim = 2 * cos.shape[-1]
+    rope_dim = cos.shape[-1]
     if x.dim() == 3:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    head, tail = x[..., :-rope_dim], x[..., -rope_dim:].float()
-    even, odd = tail[..., 0::2], tail[..., 1::2]
-    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
-    return torch.cat((head, turned.to(x.dtype)), dim=-1)
+    head, tail = x.split((x.shape[-1] - rope_dim, rope_dim), dim=-1)
+    tail = tail.float()
+    swapped = tail.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return torch.cat((head, (tail * cos + swapped * sin).to(x.dtype)), dim=-1)
