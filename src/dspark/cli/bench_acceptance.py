@@ -93,7 +93,7 @@ def _split_name(words: str) -> tuple[str, Path]:
 
 
 def _open(folder: Path | None) -> LLM:
-    llm = open_llm(folder, DraftChoice.DSPARK)
+    llm = open_llm(folder, DraftChoice.DSPARK, verifies_all=True)
     require_speculation(llm, "this benchmark")
     return llm
 

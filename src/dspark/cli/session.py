@@ -6,18 +6,20 @@ import torch
 
 from dspark.cli.console import note
 from dspark.cli.options import DraftChoice
+from dspark.config import SpeculativeConfig
 from dspark.config.errors import DSparkError
 from dspark.engine import LLM, embedded_folder
 from dspark.engine.speculation import RUNNING
 
 
-def open_llm(model: Path | None, draft: DraftChoice, *, is_companion: bool = False) -> LLM:
+def open_llm(model: Path | None, draft: DraftChoice, *, is_companion: bool = False, verifies_all: bool = False) -> LLM:
     """Load a model, and tell the user what admission notes about it.
 
     Args:
         model: folder of a checkpoint; None is the embedded model.
         draft: who proposes tokens.
         is_companion: opened beside another engine on the same model, which has said it all.
+        verifies_all: send every draft to the target, however unlikely; for measuring the drafter itself.
 
     Raises:
         DSparkError: the folder is missing, or what is in it cannot be run.
@@ -25,7 +27,7 @@ def open_llm(model: Path | None, draft: DraftChoice, *, is_companion: bool = Fal
     if model is not None and not model.is_dir():
         what = "is a file, not a folder" if model.exists() else "does not exist"
         raise DSparkError(f"the model {model} {what}: --model takes the folder of a checkpoint")
-    llm = LLM(model, draft=draft.value)
+    llm = LLM(model, speculative_config=SpeculativeConfig()) if verifies_all else LLM(model, draft=draft.value)
     if not is_companion:
         for sentence in _notes(llm, draft):
             note(f"note: {sentence}")

@@ -13,10 +13,12 @@ class Environment:
     Args:
         home: where dspark keeps what it writes without being told where (profiles, reports); DSPARK_HOME.
         no_color: print without colour; NO_COLOR, set to anything but the empty string.
+        has_thread_count: the user has chosen CPU threads; OMP_NUM_THREADS or MKL_NUM_THREADS, read by torch itself.
     """
 
     home: Path
     no_color: bool = False
+    has_thread_count: bool = False
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -26,4 +28,5 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     return Environment(
         home=Path(home).expanduser() if home else Path("~/.dspark").expanduser(),
         no_color=bool(source.get("NO_COLOR", "")),
+        has_thread_count=bool(source.get("OMP_NUM_THREADS", "") or source.get("MKL_NUM_THREADS", "")),
     )

@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 
-from dspark.config import Config, SamplingParams, SpeculativeConfig
+from dspark.config import Config, SamplingParams
+from dspark.config.environment import read_environment
 from dspark.config.errors import CheckpointError, ConfigError
 from dspark.engine.core import Engine
 from dspark.engine.identity import engine_identity
 from dspark.engine.observer import RoundObserver
 from dspark.engine.opening import open_checkpoint
 from dspark.engine.request import Emission, Request, TokenLogprob
-from dspark.engine.speculation import plan_speculation
+from dspark.engine.speculation import default_speculation, plan_speculation
+from dspark.engine.threads import use_threads_for
 from dspark.engine.tokenizer import TextTokenizer, generation_eos_ids
 from dspark.layers.plans import ModelPlan
 from dspark.models.build import load_model
@@ -64,11 +66,12 @@ class LLM:
         model: folder of a checkpoint; None is the embedded model.
         config: all settings; `model` and `overrides` replace its fields.
         draft: "dspark" or "off", read only without a `config` and without a speculative_config in `overrides`;
-            "dspark" then decodes plainly where the checkpoint has no drafter.
+            "dspark" then verifies drafts by `default_speculation`, and decodes plainly where there is no drafter.
         overrides: fields of `Config`.
     Attributes:
         config, plan: as they run.
         device: where they run.
+        num_threads: CPU threads of one operation.
         admission: notes and remarks on the configuration.
         speculation_status: "running", or "not running because ...".
         max_model_len: tokens of a request at most.
@@ -83,6 +86,7 @@ class LLM:
         opening = open_checkpoint(_merged_config(model, config, draft, overrides), is_draft_optional=is_default)
         self.config, self.folder, self.admission = opening.config, opening.folder, opening.admission
         self.device = "cpu"
+        self.num_threads = use_threads_for(opening.plan, read_environment())
         self.max_model_len = self.config.context_len(opening.facts)
         identity = engine_identity(self.config, opening.plan, self.folder, TORCH_OPS)
         self.speculation, self.speculation_status = plan_speculation(self.config, opening.facts, identity)
@@ -187,7 +191,7 @@ def _merged_config(model: str | Path | None, config: Config | None, draft: str, 
         if name not in known:
             raise ConfigError(f"{name!r} is no setting of the engine; known are {', '.join(sorted(known))}")
     if config is None:
-        config = Config(speculative_config=SpeculativeConfig() if draft == "dspark" else None)
+        config = Config(speculative_config=default_speculation() if draft == "dspark" else None)
     if model is not None:
         overrides = {"model": str(model), **overrides}
     return replace(config, **overrides)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dspark.config import Config, DSparkConfig
+from dspark.config import Config, DSparkConfig, SpeculativeConfig
 from dspark.config.facts import ModelFacts
 from dspark.engine.core import Speculation
 from dspark.speculative.forced import ForcedAcceptance
@@ -12,6 +12,10 @@ from dspark.speculative.lengths import FixedLengths, LengthPolicy, ThresholdLeng
 from dspark.speculative.profile import CalibrationProfile, load_profile
 
 RUNNING = "running"
+
+# A row costs about a tenth of a plain step of the embedded model on a CPU: a draft that survives less often does not
+# pay for its row (`dspark bench generate`). Which rows are sent never changes the tokens.
+DEFAULT_THRESHOLD = 0.1
 
 
 def plan_speculation(config: Config, facts: ModelFacts, identity: Mapping[str, Any]) -> tuple[Speculation, str]:
@@ -44,6 +48,13 @@ def plan_speculation(config: Config, facts: ModelFacts, identity: Mapping[str, A
         forced=forced,
     )
     return speculation, RUNNING
+
+
+def default_speculation() -> SpeculativeConfig:
+    """How an engine speculates that was only asked to: drafts are verified while their survival is worth a row."""
+    return SpeculativeConfig(
+        dspark_config=DSparkConfig(schedule="threshold", draft_confidence_threshold=DEFAULT_THRESHOLD)
+    )
 
 
 def _length_policy(settings: DSparkConfig, profile: CalibrationProfile | None, max_rows: int) -> LengthPolicy:

@@ -42,8 +42,8 @@ def rope_frequencies(rope_dim: int, base: float, yarn: YarnPlan | None) -> Tenso
 def rotations(positions: Tensor, freqs: Tensor) -> tuple[Tensor, Tensor]:
     """Factors of a rotation: cos and signed sin, both [T, rope_dim], of positions [T] (int64).
 
-    Pairs are adjacent, so each angle stands twice; the sine of an even place is negative. Example: with one frequency f,
-    position p gives (cos pf, cos pf) and (-sin pf, sin pf).
+    Pairs are adjacent, so each angle stands twice; the sine of an even place is negative. Example: with one
+    frequency f, position p gives (cos pf, cos pf) and (-sin pf, sin pf).
     """
     angles = (positions.float().unsqueeze(-1) * freqs).repeat_interleave(2, dim=-1)
     sines = torch.sin(angles)
