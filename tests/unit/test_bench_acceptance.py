@@ -249,7 +249,7 @@ def command(monkeypatch, capsys):
     """Run `dspark bench acceptance` on engines of straw: exit code, stdout, stderr."""
 
     def run(*words):
-        monkeypatch.setattr(session, "LLM", lambda model, draft: ObservedLLM(text="x" * 100))
+        monkeypatch.setattr(session, "LLM", lambda model, **settings: ObservedLLM(text="x" * 100))
         monkeypatch.setattr("sys.argv", ["dspark", "bench", "acceptance", "--domain", "code", "--prompts", "2", *words])
         with pytest.raises(SystemExit) as ended:
             app_module.main()
