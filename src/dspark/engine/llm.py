@@ -16,6 +16,7 @@ from dspark.engine.core import Engine
 from dspark.engine.identity import engine_identity
 from dspark.engine.observer import RoundObserver
 from dspark.engine.opening import open_checkpoint
+from dspark.engine.prompts import Prompt, as_params, as_prompts, prompt_token_ids
 from dspark.engine.request import Emission, Request, TokenLogprob
 from dspark.engine.speculation import default_speculation, plan_speculation
 from dspark.engine.threads import use_threads_for
@@ -28,7 +29,6 @@ from dspark.scheduler.plan import RequestId, RequestNeeds
 from dspark.speculative.statistics import AcceptanceStatistics
 from dspark.state.model_state import ModelState
 
-Prompt = str | Sequence[int]
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -103,6 +103,7 @@ class LLM:
         self.plan = self._model.plan
         self._engine, self._scheduler = self._build()
         self._ids = count()
+        self._undelivered: list[Emission] = []
 
     def _build(self) -> tuple[Engine, FifoScheduler]:
         config, width = self.config, self.speculation.num_speculative_tokens
@@ -124,52 +125,73 @@ class LLM:
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Completion]:
         """Continue every prompt; the results are in the order of the prompts."""
-        listed = _as_list(prompts)
-        all_params = _params_for(listed, params)
+        listed = as_prompts(prompts)
         began = time.perf_counter()
-        finished: dict[RequestId, Request] = {}
-        ids = [self._submit(prompt, own) for prompt, own in zip(listed, all_params, strict=True)]
-        texts: dict[RequestId, list[str]] = {request_id: [] for request_id in ids}
-        for emission in self._run(ids, finished):
+        requests = self._submit(listed, as_params(listed, params))
+        texts: dict[RequestId, list[str]] = {request.request_id: [] for request in requests}
+        for emission in self._run(requests):
             texts[emission.request_id].append(emission.text)
         seconds = time.perf_counter() - began
-        return [_completion(finished[request_id], "".join(texts[request_id]), seconds) for request_id in ids]
+        return [_completion(request, "".join(texts[request.request_id]), seconds) for request in requests]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Emission]:
-        """Continue one prompt, an emission a step. Closing the iterator aborts the request."""
-        yield from self._run([self._submit(prompt, params or SamplingParams())], {})
+        """Continue one prompt, an emission a step. Closing the iterator aborts the request; others may go on."""
+        yield from self._run(self._submit([prompt], as_params([prompt], params)))
 
     def observe_rounds(self, observer: RoundObserver | None) -> None:
         """Tell an observer of every round from now on; None ends it. The tokens do not depend on it."""
         self._engine.observer = observer
 
-    def _submit(self, prompt: Prompt, params: SamplingParams) -> RequestId:
-        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        request_id = next(self._ids)
-        request = self._engine.add(request_id, prompt_ids, params, self.max_model_len)
+    def _submit(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[Request]:
+        """Take in all of them or, where one is refused, none."""
+        requests: list[Request] = []
         try:
-            self._scheduler.add(RequestNeeds(request_id, request.num_pending, 0, request.max_len))
-        except ConfigError:
-            self._engine.remove(request_id)
+            for prompt, own in zip(prompts, params, strict=True):
+                token_ids = prompt_token_ids(self.tokenizer, prompt)
+                request = self._engine.add(next(self._ids), token_ids, own, self.max_model_len)
+                requests.append(request)
+                self._scheduler.add(RequestNeeds(request.request_id, request.num_pending, 0, request.max_len))
+        except BaseException:
+            self._discard(requests)
             raise
-        return request_id
+        return requests
 
-    def _run(self, request_ids: Sequence[RequestId], finished: dict[RequestId, Request]) -> Iterator[Emission]:
-        """Step until all given requests have ended; they are removed however this ends."""
+    def _run(self, requests: Sequence[Request]) -> Iterator[Emission]:
+        """Emissions of the given requests until all have ended; they are removed however this ends.
+
+        A step serves every running request, so it may emit for other callers too: theirs wait until they ask.
+        """
+        running = {request.request_id for request in requests}
         try:
-            while any(request_id in self._engine.requests for request_id in request_ids):
-                for request_id in self._scheduler.admit():
-                    self._engine.start(request_id)
-                for emission in self._engine.step(self._scheduler.plan(self._engine.needs)):
+            while running:
+                own = [emission for emission in self._undelivered if emission.request_id in running]
+                self._undelivered = [emission for emission in self._undelivered if emission.request_id not in running]
+                if not own:
+                    self._step()
+                for emission in own:
                     if emission.finish_reason is not None:
-                        self._scheduler.finish(emission.request_id)
-                        finished[emission.request_id] = self._engine.remove(emission.request_id)
+                        running.remove(emission.request_id)
                     yield emission
         finally:
-            for request_id in request_ids:
-                if request_id in self._engine.requests:
-                    self._scheduler.finish(request_id)
-                    self._engine.remove(request_id)
+            self._discard(requests)
+
+    def _step(self) -> None:
+        """One step of the engine; a request that has ended frees its place at once."""
+        for request_id in self._scheduler.admit():
+            self._engine.start(request_id)
+        for emission in self._engine.step(self._scheduler.plan(self._engine.needs)):
+            if emission.finish_reason is not None:
+                self._scheduler.finish(emission.request_id)
+                self._engine.remove(emission.request_id)
+            self._undelivered.append(emission)
+
+    def _discard(self, requests: Sequence[Request]) -> None:
+        """Forget requests, whatever has become of them."""
+        discarded = {request.request_id for request in requests}
+        self._undelivered = [emission for emission in self._undelivered if emission.request_id not in discarded]
+        for request_id in discarded & self._engine.requests.keys():
+            self._scheduler.finish(request_id)
+            self._engine.remove(request_id)
 
 
 def _tokenizer_for(plan: ModelPlan, folder: Path) -> TextTokenizer:
@@ -195,23 +217,6 @@ def _merged_config(model: str | Path | None, config: Config | None, draft: str, 
     if model is not None:
         overrides = {"model": str(model), **overrides}
     return replace(config, **overrides)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt (a text, or token ids) or several, as a list of prompts."""
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _params_for(
-    prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * len(prompts)
-    if len(params) != len(prompts):
-        raise ConfigError(f"{len(prompts)} prompts were given with {len(params)} sampling parameters: give one each")
-    return list(params)
 
 
 def _completion(request: Request, text: str, seconds: float) -> Completion:
