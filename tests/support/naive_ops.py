@@ -106,7 +106,9 @@ def apply_rope(x: Tensor, positions: Tensor, freqs: Tensor) -> Tensor:
     if x.dim() == 3:
         angles = angles.unsqueeze(1)
     tail = x[..., -2 * freqs.shape[0] :].double()
-    turned = torch.view_as_complex(tail.unflatten(-1, (-1, 2)).contiguous()) * torch.polar(torch.ones_like(angles), angles)
+    turned = torch.view_as_complex(tail.unflatten(-1, (-1, 2)).contiguous()) * torch.polar(
+        torch.ones_like(angles), angles
+    )
     return torch.cat((x[..., : -2 * freqs.shape[0]].double(), torch.view_as_real(turned).flatten(-2)), dim=-1)
 
 

@@ -237,7 +237,10 @@ _PRIMES = torch.tensor([[11, 13], [17, 19]])
 _OFFSETS = torch.tensor([[0, 11], [24, 41]])
 
 CASES: list[OpCase] = [
-    *(linear_case(depth, width) for depth, width in ((64, 48), (33, 7), (1, 1), (640, 1), (4, 16), (96, 257), (513, 130), (640, 1024))),
+    *(
+        linear_case(depth, width)
+        for depth, width in ((64, 48), (33, 7), (1, 1), (640, 1), (4, 16), (96, 257), (513, 130), (640, 1024))
+    ),
     linear_case(64, 48, torch.bfloat16),
     linear_case(33, 7, torch.bfloat16),
     attention_case(1, 16, 8, 3),

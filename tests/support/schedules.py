@@ -1,6 +1,6 @@
 """Drives an engine through a schedule that nobody would choose, and checks each request against itself alone.
 
-All choices come from one `random.Random`, so a schedule is a value: Hypothesis draws it and shrinks it.
+All choices come from one `random.Random`, so a seed is a whole schedule.
 """
 
 import random
@@ -48,7 +48,7 @@ def make_wish(model_key: tuple[Any, ...], prompt: Sequence[int], params: Samplin
 
 
 class ScriptedProposer:
-    """Proposes what `inner` proposes, with the true continuation put over the first few drafts where the script says so.
+    """Proposes what `inner` proposes, with the true continuation put over some first drafts where the script says so.
 
     Every proposal of `inner` is kept, to be compared with the one that the request gets alone.
     """
@@ -156,7 +156,9 @@ class Drive:
         if self.waiting and (not self.lives or self._chance(0.5)):
             self._add(self.waiting.pop(self.rng.randrange(len(self.waiting))))
         self.rng.shuffle(self.parked)
-        while self.parked and len(self._started()) < self.state.num_slots and (not self._started() or self._chance(0.7)):
+        while (
+            self.parked and len(self._started()) < self.state.num_slots and (not self._started() or self._chance(0.7))
+        ):
             request_id = self.parked.pop()
             self.engine.start(request_id, self._image_for(self.engine.requests[request_id]))
 
@@ -248,8 +250,7 @@ class Drive:
         assert all(emission.finish_reason is None for emission in life.emissions[:-1])
         assert max(emitted) < NUM_VALID
         statistics = request.statistics
-        rounds = [emission for emission in life.emissions]
-        assert sum(statistics.accepted) >= sum(emission.num_accepted for emission in rounds)
+        assert sum(statistics.accepted) >= sum(emission.num_accepted for emission in life.emissions)
 
     def _check_outcome(self, request: Request, life: Life, outcome: Outcome) -> None:
         start = life.forked_at

@@ -177,10 +177,15 @@ def tiny_state(
     max_query_len: int = BLOCK + 1,
     page_tokens: int = 8,
     garbage: float | None = float("nan"),
+    num_ring_rows: int | None = None,
 ) -> ModelState:
-    """Stores with small pages, so that requests of a few tokens cross them, filled with `garbage` beforehand."""
+    """Stores with small pages, so that requests of a few tokens cross them, filled with `garbage` beforehand.
+
+    Quantised models keep bfloat16 rows whatever their activations are, as an engine does by default.
+    """
+    dtype = torch.bfloat16 if model.plan.quant.block else model.target.dtype
     with mock.patch.object(geometry, "_SMALLEST_PAGE_TOKENS", page_tokens):
-        state = ModelState(model.plan, num_slots, num_pages, max_query_len, model.target.dtype)
+        state = ModelState(model.plan, num_slots, num_pages, max_query_len, dtype, num_ring_rows=num_ring_rows)
     if garbage is not None:
         for store in (*state.rings.values(), *state.appends.values()):
             store.fill_(garbage)
@@ -188,10 +193,10 @@ def tiny_state(
 
 
 class LetterTokenizer:
-    """One character a token: ids are letters, except that ids 0 and 1 have no text and some are two characters.
+    """One character a token, with the difficulties of real ones: ids with no character, with two, with half of one.
 
     Args:
-        open_ids: ids that are the first half of a character: alone they decode to a replacement character.
+        open_ids: ids that are the first half of a character: at the end they decode to a replacement character.
     """
 
     vocab_size = NUM_VALID

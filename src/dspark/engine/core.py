@@ -190,7 +190,8 @@ class Engine:
         is_last = planned.num_known == request.num_pending
         drafts = request.draft.token_ids[: planned.verify_len] if request.draft and is_last else []
         assert len(drafts) == planned.verify_len, "the plan verifies drafts that do not exist"
-        return SpanTokens(state, request.token_ids[:start], known + drafts, 1 + len(drafts) if is_last else 0)
+        history = request.token_ids[max(start - self._target.history_len, 0) : start]
+        return SpanTokens(state, history, known + drafts, 1 + len(drafts) if is_last else 0)
 
     def _verify(self, deciding: list[PlannedSpan], output: PassOutput) -> Verdict:
         spans = []
@@ -232,10 +233,12 @@ class Engine:
         tokens, accepted = verdict.token_ids[number], verdict.num_accepted[number]
         kept = take_tokens(request, tokens, self.model.plan.eos_token_ids)
         num_accepted = min(accepted, len(kept))
+        # The end of prefill or replay is no round: nothing could be drafted before it.
+        is_round = planned.num_known == 1 and bool(request.origins)
         request.origins += [place < accepted for place in range(len(kept))]
         if request.params.logprobs is not None:
             request.logprobs += self._logprobs(logits[: len(kept)], kept, request.params.logprobs)
-        if planned.num_known == 1:  # the end of prefill or replay is no round: nothing could be drafted before it
+        if is_round:
             request.statistics.record(planned.verify_len, accepted, num_drafted=num_drafted, num_emitted=len(kept))
             if self.observer is not None:
                 self.observer.observe(_record(request, planned.verify_len, accepted, len(kept)))

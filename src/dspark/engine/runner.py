@@ -24,7 +24,7 @@ class SpanTokens:
 
     Attributes:
         state: the request's place in the stores.
-        history: final token ids before the first row, for Engram.
+        history: final token ids before the first row; the last `TargetRunner.history_len` of them are enough.
         token_ids: tokens of the rows: known ones, then drafts.
         num_logits: rows at the end of the span whose logits are wanted.
     """
@@ -44,12 +44,17 @@ class PassOutput:
 
 
 class TargetRunner:
-    """Target passes."""
+    """Target passes.
+
+    Attributes:
+        history_len: tokens before a row that its pass reads, for Engram.
+    """
 
     def __init__(self, model: Model, state: ModelState) -> None:
         self.model = model
         self.state = state
         self._max_ngram = model.plan.ngrams.max_ngram if model.plan.ngrams else 0
+        self.history_len = max(self._max_ngram - 1, 0)
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[SpanTokens], num_padding: int = 0) -> PassOutput:
