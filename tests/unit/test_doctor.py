@@ -167,7 +167,7 @@ def test_padded_rows_are_counted_and_a_tokenizer_of_another_model_is_refused(gol
     source = golden("v4_bf16")
     report = examine(source, DRAFTED)
     assert report.vocabulary.num_padded >= 0
-    settings = json.loads((source / "config.json").read_text()) | {"vocab_size": 10}
+    settings = json.loads((source / "config.json").read_text()) | {"vocab_size": 10, "dspark_noise_token_id": 9}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     (tmp_path / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
     assert "only 10 rows" in examine(tmp_path, DRAFTED).refusals[-1]

@@ -49,6 +49,16 @@ def test_any_wrong_value_is_a_sentence_or_harmless(family):
         ("v4", "swiglu_limit", float("nan"), "limit is nan, not a finite number"),
         ("v4", "compress_ratios", [0], "compress_ratios has 1 entries for num_hidden_layers 4"),
         ("v41", "engram_compressed_vocab_size", 0, "engram|wrong kind"),
+        ("v41", "engram_n_heads", 10**12, "primes from engram_vocab_size"),
+        ("v41", "engram_max_ngram_size", 10**12, "primes from engram_vocab_size"),
+        ("v41", "rms_norm_eps", -1, "norm_eps is -1, not above 0"),
+        ("v4", "rope_theta", 0, "base is 0, not above 0"),
+        ("v41", "dspark_noise_token_id", 10**6, "dspark_noise_token_id is 1000000, and vocab_size"),
+        ("v4", "eos_token_id", [1, 10**6], "eos_token_id is 1000000, and vocab_size"),
+        ("v4", "scoring_func", "softmax", "scoring_func is 'softmax'; only 'sqrtsoftplus' is computed"),
+        ("v41", "norm_topk_prob", False, "norm_topk_prob is False; only True is computed"),
+        ("v41", "n_shared_experts", 2, "n_shared_experts is 2; only 1 is computed"),
+        ("v4", "tie_word_embeddings", True, "tie_word_embeddings is True; only False is computed"),
     ],
 )
 def test_the_wrong_value_is_named(family, key, value, named):

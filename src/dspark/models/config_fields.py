@@ -7,6 +7,31 @@ from dspark.config.errors import ConfigError
 from dspark.layers.plans import QuantPlan, Storage
 from dspark.ops.rope import YarnPlan
 
+# Arithmetic that every layer is built with. A config.json that spells out another is of a model not known here.
+_FIXED: dict[str, Any] = {
+    "hidden_act": "silu",
+    "scoring_func": "sqrtsoftplus",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "n_shared_experts": 1,
+    "num_key_value_heads": 1,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+
+
+def check_fixed_fields(settings: Mapping[str, Any]) -> None:
+    """Refuse what would otherwise be computed as if it said something else.
+
+    Raises:
+        ConfigError: names the key, its value, and what is known.
+    """
+    for key, known in _FIXED.items():
+        if key in settings and settings[key] != known:
+            raise ConfigError(
+                f"{key} is {settings[key]!r}; only {known!r} is computed: give a checkpoint of a known family"
+            )
+
 
 def eos_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
     """End-of-sequence ids; config.json holds one id or a list."""

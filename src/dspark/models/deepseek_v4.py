@@ -19,7 +19,7 @@ from dspark.layers.plans import (
     RopePlan,
     Storage,
 )
-from dspark.models.config_fields import eos_ids, quant_plan, yarn_plan
+from dspark.models.config_fields import check_fixed_fields, eos_ids, quant_plan, yarn_plan
 
 MODEL_TYPE = "deepseek_v4"
 
@@ -30,6 +30,7 @@ _INDEXED_RATIO = 4
 
 def parse_config(config: Mapping[str, Any]) -> ModelPlan:
     """The plan of a V4-Flash checkpoint; the draft stages are the ratios beyond the hidden layers."""
+    check_fixed_fields(config)
     num_layers = config["num_hidden_layers"]
     num_stages = len(config["compress_ratios"]) - num_layers
     if num_stages < 0:

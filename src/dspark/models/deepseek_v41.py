@@ -20,7 +20,7 @@ from dspark.layers.plans import (
     RopePlan,
     Storage,
 )
-from dspark.models.config_fields import eos_ids, quant_plan, yarn_plan
+from dspark.models.config_fields import check_fixed_fields, eos_ids, quant_plan, yarn_plan
 from dspark.models.engram_tables import engram_plans
 
 MODEL_TYPE = "deepseek_v41"
@@ -34,6 +34,7 @@ _INDEX_QUANT = CacheQuantPlan("fp4", 32)
 def parse_config(config: Mapping[str, Any]) -> ModelPlan:
     """The plan of a V4.1 checkpoint; every missing or contradictory key is a ConfigError that names it."""
     text = config["text_config"]
+    check_fixed_fields(text)
     num_layers = text["num_hidden_layers"]
     num_stages = text["num_nextn_predict_layers"]
     hyper = HyperPlan(text["hc_mult"], text["hc_sinkhorn_iters"], text["hc_eps"], text["rms_norm_eps"], shifted=True)

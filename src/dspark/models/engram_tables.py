@@ -19,6 +19,7 @@ def engram_plans(text: Mapping[str, Any]) -> dict[int, EngramPlan]:
     """
     if not text.get("engram_layer_ids"):
         return {}
+    _require_room_for_primes(text)
     plans = {}
     for layer, num_rows, primes in zip(
         text["engram_layer_ids"], text["engram_num_embeddings"], _all_primes(text), strict=True
@@ -44,6 +45,18 @@ def engram_plans(text: Mapping[str, Any]) -> dict[int, EngramPlan]:
 def engram_row_counts(text: Mapping[str, Any]) -> list[int]:
     """Table rows of each Engram layer: the sum of its primes. What `engram_num_embeddings` must say."""
     return [sum(sum(heads) for heads in primes) for primes in _all_primes(text)]
+
+
+def _require_room_for_primes(text: Mapping[str, Any]) -> None:
+    """Refuse sizes whose primes cannot fit in the tables, before a search for all of them that may never end."""
+    num_primes = text["engram_n_heads"] * (text["engram_max_ngram_size"] - 1)
+    least = num_primes * text["engram_vocab_size"]
+    for layer, num_rows in zip(text["engram_layer_ids"], text["engram_num_embeddings"], strict=True):
+        if num_rows < least:
+            raise ConfigError(
+                f"engram_num_embeddings says {num_rows} rows for layer {layer}, but {num_primes} primes from "
+                f"engram_vocab_size {text['engram_vocab_size']} up need at least {least}: config.json is inconsistent"
+            )
 
 
 def _all_primes(text: Mapping[str, Any]) -> list[tuple[tuple[int, ...], ...]]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from itertools import chain
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -31,19 +32,32 @@ _POSITIVE = frozenset(
         "compressed_vocab_size",
     }
 )
+# Numbers that are switched off by 0; all others divide or scale.
+_MAY_BE_ZERO = frozenset({"sum_eps", "limit"})
 _WORDS: dict[type, str] = {int: "an integer", float: "a finite number", bool: "true or false", str: "a text"}
 
 
 def check_plan(plan: ModelPlan) -> None:
-    """Refuse values of the wrong kind, negative integers, and sizes of zero.
+    """Refuse values of the wrong kind, negative integers, sizes and tolerances of zero, and unknown special tokens.
 
     Raises:
         ConfigError: names the first of them and where in the plan it stands.
     """
     if not plan.layers:
         raise ConfigError(f"config.json of a {plan.family} model has no layers: fetch the file again")
-    for fault in _faults("", plan):
+    for fault in chain(_faults("", plan), _id_faults(plan)):
         raise ConfigError(f"config.json of a {plan.family} model is wrong: {fault}; fetch the file again")
+
+
+def _id_faults(plan: ModelPlan) -> Iterator[str]:
+    """Special tokens that the vocabulary does not have."""
+    ids = {"bos_token_id": (plan.bos_token_id,), "eos_token_id": plan.eos_token_ids}
+    if plan.draft is not None:
+        ids["dspark_noise_token_id"] = (plan.draft.noise_token_id,)
+    for name, values in ids.items():
+        for value in values:
+            if value >= plan.vocab_size:
+                yield f"{name} is {value}, and vocab_size is {plan.vocab_size}"
 
 
 def _faults(place: str, plan: Any) -> Iterator[str]:
@@ -72,6 +86,8 @@ def _scalar_faults(place: str, name: str, value: Any, kind: type) -> Iterator[st
         yield f"{place} is {value!r}, not {_WORDS[kind]}"
     elif kind is int and value < (1 if name in _POSITIVE else 0):
         yield f"{place} is {value!r}, below {1 if name in _POSITIVE else 0}"
+    elif kind is float and value <= 0 and name not in _MAY_BE_ZERO:
+        yield f"{place} is {value!r}, not above 0"
 
 
 def _is_kind(value: Any, kind: type) -> bool:
