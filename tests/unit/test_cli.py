@@ -1,5 +1,6 @@
 """The command line on an engine of straw: what is printed where, exit codes, and one sentence for each mistake."""
 
+import errno
 import json
 import sys
 
@@ -101,6 +102,23 @@ def test_interrupt_prints_the_summary_so_far(run, engines):
     assert (code, out) == (130, "x the q\n")
     assert "5 tokens" in err
     assert "interrupted" in err
+
+
+def test_output_that_cannot_be_written_is_one_sentence(run, monkeypatch):
+    def refuse(_text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(app_module, "_give_up_stdout", lambda: None)
+    monkeypatch.setattr("dspark.cli.token_text.TokenText.show", lambda self, emission: refuse(emission))
+    code, _, err = run("generate", "x")
+    assert code == 1
+    assert "error: the output cannot be read or written: No space left on device" in err
+
+
+def test_a_stop_string_that_is_no_text_is_refused(run):
+    code, _, err = run("generate", "x", "--stop", "\udcff")
+    assert code == 2
+    assert "--stop is not valid UTF-8: byte 0xff" in err
 
 
 def test_interrupt_before_the_first_token(run, engines):

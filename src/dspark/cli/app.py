@@ -3,7 +3,9 @@
 Exit codes are in `dspark.cli.exit_codes`.
 """
 
+import os
 import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -52,6 +54,9 @@ def _program(
 
 def main() -> None:
     """Run the command line and exit; a user's mistake costs one sentence, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 still shows every text
     try:
         app()
     except DSparkError as error:
@@ -59,3 +64,12 @@ def main() -> None:
         sys.exit(exit_codes.REFUSED)
     except KeyboardInterrupt:
         sys.exit(exit_codes.INTERRUPTED)
+    except OSError as error:
+        fail(f"{error.filename or 'the output'} cannot be read or written: {error.strerror or error}")
+        _give_up_stdout()
+        sys.exit(exit_codes.FAILED)
+
+
+def _give_up_stdout() -> None:
+    """Point stdout nowhere: what is still buffered would fail again at exit, with a traceback."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from dspark.cli.prompt import checked_text
 from dspark.config.sampling import SamplingParams
 
 DEFAULTS = SamplingParams()
@@ -38,7 +39,7 @@ def sampling_params(
     """The checked parameters of one request.
 
     Raises:
-        ConfigError: a value is out of range; the message names it.
+        DSparkError: a value is out of range, or text is not valid UTF-8; the message names it.
     """
     return SamplingParams(
         temperature=temperature,
@@ -47,5 +48,5 @@ def sampling_params(
         min_p=min_p,
         seed=seed,
         max_tokens=max_tokens,
-        stop=tuple(stop or ()),
+        stop=tuple(checked_text(text, "--stop") for text in stop or ()),
     )
