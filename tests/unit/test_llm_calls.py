@@ -1,10 +1,13 @@
 """Calls of an LLM do not disturb each other: refusals, abandoned streams and interleaved ones leave nothing behind."""
 
+import json
+
 import pytest
 
 from dspark import SamplingParams
-from dspark.config import ConfigError
+from dspark.config import CheckpointError, ConfigError
 from dspark.engine import LLM
+from dspark.engine.tokenizer import generation_eos_ids
 from support.tiny_checkpoints import write_tiny_checkpoint
 
 PROMPT = [3, 14, 15, 9, 26, 5, 35, 8]
@@ -74,3 +77,16 @@ def test_a_failure_inside_a_step_frees_the_request(llm, monkeypatch, place):
 
 def interrupt(*_args):
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("eos", "wrong"), [("x", "'x'"), ([1, None], "None"), (True, "True"), (1.5, "1.5")])
+def test_end_of_sequence_ids_of_the_wrong_kind_are_refused(tmp_path, eos, wrong):
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    with pytest.raises(CheckpointError, match=f"holds {wrong}, which is no token id"):
+        generation_eos_ids(tmp_path)
+
+
+@pytest.mark.parametrize(("eos", "ids"), [(None, ()), (3, (3,)), ([1, 2], (1, 2))])
+def test_end_of_sequence_ids_are_none_one_or_several(tmp_path, eos, ids):
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    assert generation_eos_ids(tmp_path) == ids

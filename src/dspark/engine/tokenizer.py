@@ -45,7 +45,11 @@ def generation_eos_ids(folder: Path) -> tuple[int, ...]:
     if not path.is_file():
         return ()
     try:
-        eos = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id", ())
+        eos = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read as a JSON object ({error}): fetch it again") from error
-    return tuple(eos) if isinstance(eos, list) else (eos,)
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    wrong = [value for value in ids if isinstance(value, bool) or not isinstance(value, int)]
+    if wrong:
+        raise CheckpointError(f"{path}: eos_token_id holds {wrong[0]!r}, which is no token id; fetch it again")
+    return tuple(ids)

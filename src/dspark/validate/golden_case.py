@@ -56,7 +56,7 @@ def read_case(folder: Path) -> GoldenCase:
         raise DSparkError(f"{folder} is no golden case: it has no folder {MODEL_FOLDER}/ with a checkpoint")
     runs = tuple(_read_run(folder, name) for name, (file, _) in RUNS.items() if (folder / file).is_file())
     if not runs:
-        files = " or ".join(file for file, _ in RUNS.values())
+        files = " nor ".join(file for file, _ in RUNS.values())
         raise DSparkError(f"{folder} is no golden case: it holds neither {files}")
     return GoldenCase(folder.name, folder / MODEL_FOLDER, runs)
 
