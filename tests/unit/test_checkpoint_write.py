@@ -77,3 +77,38 @@ def test_what_the_layout_cannot_hold_is_refused(tmp_path, tensors):
 def test_files_beside_the_shards_stay_beside_them(tmp_path, name):
     with pytest.raises(CheckpointError, match="no name for a file"):
         write_checkpoint(tmp_path / "m", numbered(1), files={name: b""})
+
+
+@pytest.mark.parametrize("stranger", ["thesis.txt", "model.bin", "photos/"])
+def test_a_folder_with_anything_else_in_it_is_never_replaced(tmp_path, stranger):
+    folder = tmp_path / "model"
+    write_checkpoint(folder, numbered(2), files={"config.json": b"{}"})
+    if stranger.endswith("/"):
+        (folder / stranger).mkdir()
+    else:
+        (folder / stranger).write_text("mine")
+    before = sorted(folder.iterdir())
+    with pytest.raises(CheckpointError, match=r"would be lost; choose another folder"):
+        write_checkpoint(folder, numbered(3), files={"config.json": b"{}"}, overwrite=True)
+    assert sorted(folder.iterdir()) == before
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_file_is_never_replaced_by_a_folder(tmp_path):
+    file = tmp_path / "notes"
+    file.write_text("mine")
+    with pytest.raises(CheckpointError, match="is a file, not a folder"):
+        write_checkpoint(file, numbered(2), overwrite=True)
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        write_checkpoint(file / "model", numbered(2))
+    assert file.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_link_is_followed(tmp_path):
+    folder, link = tmp_path / "model", tmp_path / "latest"
+    write_checkpoint(folder, numbered(2))
+    link.symlink_to(folder)
+    write_checkpoint(link, numbered(3), overwrite=True)
+    assert link.is_symlink()
+    assert sorted(tmp_path.iterdir()) == [link, folder]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ from dspark.checkpoint.folder import INDEX_NAME
 from dspark.config.errors import CheckpointError
 
 DEFAULT_SHARD_BYTES = 4 << 30
+_SHARD_NAME = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
 
 
 def write_checkpoint(
@@ -36,16 +38,23 @@ def write_checkpoint(
         tensors: names and tensors, consumed once.
         files: further files by name: config.json, tokenizer.json ...
         max_shard_bytes: payload of a shard at most; a larger tensor gets a shard of its own.
-        overwrite: replace an existing folder.
+        overwrite: replace an existing folder; one that holds anything but a checkpoint's files is refused all the same.
 
     Raises:
-        CheckpointError: the folder exists, a name stands twice, or a dtype has no place in the layout.
+        CheckpointError: the folder exists or cannot be made, a name stands twice, or a dtype does not fit the layout.
     """
-    target = Path(folder)
-    if target.exists() and not overwrite:
-        raise CheckpointError(f"{target}: exists already; choose another folder or ask to overwrite it")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    workspace = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    target = Path(folder).resolve()
+    if target.exists():
+        if not overwrite:
+            raise CheckpointError(f"{target}: exists already; choose another folder or ask to overwrite it")
+        _require_replaceable(target, files or {})
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        workspace = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise CheckpointError(
+            f"{target}: cannot be written ({error.strerror or error}); choose another folder"
+        ) from error
     try:
         _write_into(workspace, tensors, files or {}, max_shard_bytes)
         workspace.chmod(0o755)
@@ -53,6 +62,18 @@ def write_checkpoint(
     finally:
         shutil.rmtree(workspace, ignore_errors=True)
     return target
+
+
+def _require_replaceable(target: Path, files: Mapping[str, bytes]) -> None:
+    """Refuse a target whose replacement would lose more than an earlier checkpoint."""
+    if not target.is_dir():
+        raise CheckpointError(f"{target}: is a file, not a folder; choose another name")
+    for path in sorted(target.iterdir()):
+        is_expected = path.name == INDEX_NAME or path.name in files or _SHARD_NAME.fullmatch(path.name)
+        if path.is_dir() or not is_expected:
+            raise CheckpointError(
+                f"{target}: holds {path.name}, which is no checkpoint file and would be lost; choose another folder"
+            )
 
 
 @dataclass
@@ -99,6 +120,7 @@ def _write_into(
     for number, names in enumerate(shards.names):
         shard = f"model-{number + 1:05d}-of-{len(shards.names):05d}.safetensors"
         (workspace / f"part-{number}").rename(workspace / shard)
+        (workspace / shard).chmod(0o644)  # as readable as the files beside it
         weight_map.update(dict.fromkeys(names, shard))
     index = {"metadata": {"total_size": shards.total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
     (workspace / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
