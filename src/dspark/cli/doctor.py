@@ -55,7 +55,7 @@ def doctor(
     """Read only metadata; say what would run, what is refused and why, and the memory. Exits 1 if it would not run."""
     speculative = None
     if draft is not DraftChoice.OFF:
-        speculative = SpeculativeConfig(method=draft.value, num_speculative_tokens=num_speculative_tokens)
+        speculative = SpeculativeConfig(method="dspark", num_speculative_tokens=num_speculative_tokens)
     elif num_speculative_tokens is not None:
         raise DSparkError("--num-speculative-tokens has no meaning with --draft off: leave one of them out")
     config = Config(

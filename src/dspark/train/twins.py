@@ -56,7 +56,7 @@ def straight_through(quantised: Callable[[Tensor, int], Tensor]) -> Callable[[Te
     def apply(x: Tensor, group: int) -> Tensor:
         with torch.no_grad():
             values = quantised(x, group)
-        return _StraightThrough.apply(x, values)  # type: ignore[no-any-return]
+        return _StraightThrough.apply(x, values)
 
     return apply
 
@@ -86,7 +86,7 @@ def stored_values(weight: Tensor, storage: str) -> Tensor:
             values = quantise.quantise_fp8(weight, FP4_GROUP)
         else:
             values = weight.to(torch.bfloat16).to(weight.dtype)
-    return _StraightThrough.apply(weight, values)  # type: ignore[no-any-return]
+    return _StraightThrough.apply(weight, values)
 
 
 def masked_softmax(scores: Tensor, mask: Tensor, sink: Tensor, scale: float) -> Tensor:
