@@ -23,7 +23,7 @@ help:
 	@echo "make clean   remove the virtual environment and caches"
 
 demo: $(VENV)/.stamp-run
-	$(BIN)/dspark generate --compare $(if $(PROMPT),"$(PROMPT)")
+	$(BIN)/dspark generate --compare --temperature 0.6 --max-tokens 160 $(if $(PROMPT),"$(PROMPT)")
 
 run: demo
 
