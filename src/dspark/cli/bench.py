@@ -13,7 +13,7 @@ from dspark.cli import exit_codes, options
 from dspark.cli.bench_acceptance import acceptance
 from dspark.cli.bench_inputs import as_item, check_plot
 from dspark.cli.bench_rows import rows
-from dspark.cli.console import note, out, print_json, progress
+from dspark.cli.console import note, print_report, progress
 from dspark.cli.files import write_whole
 from dspark.cli.options import DraftChoice
 from dspark.cli.session import device_of, model_name, open_llm, require_speculation
@@ -73,10 +73,4 @@ def _publish(report: GenerateReport, as_json: bool, plot: Path | None) -> None:
         note(f"wrote {plot}")
     if report.is_interrupted:
         note(f"interrupted after {report.total.num_prompts} prompts")
-    if as_json:
-        print_json(report.as_json())
-        return
-    for table in generate_tables(report):
-        out.print(table)
-    for line in generate_lines(report):
-        out.print(line)
+    print_report(report.as_json() if as_json else None, generate_tables(report), generate_lines(report))

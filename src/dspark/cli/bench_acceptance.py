@@ -14,7 +14,7 @@ from dspark.bench.generate import Item
 from dspark.bench.prompts import BenchPrompt
 from dspark.cli import exit_codes, options
 from dspark.cli.bench_inputs import as_item, check_plot, choose_prompts
-from dspark.cli.console import note, out, print_json, progress
+from dspark.cli.console import note, print_report, progress
 from dspark.cli.files import write_whole
 from dspark.cli.options import DraftChoice
 from dspark.cli.session import device_of, model_name, open_llm, require_speculation
@@ -119,10 +119,4 @@ def _publish(report: AcceptanceReport, as_json: bool, plot: Path | None) -> None
         note(f"wrote {plot}")
     if report.is_interrupted:
         note(f"interrupted after {len(report.runs)} runs")
-    if as_json:
-        print_json(report.as_json())
-        return
-    for table in acceptance_tables(report):
-        out.print(table)
-    for line in acceptance_lines(report):
-        out.print(line)
+    print_report(report.as_json() if as_json else None, acceptance_tables(report), acceptance_lines(report))

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from dspark.bench.row_law import ROW_COUNTS, RowLawReport, run_row_law_bench
 from dspark.cli import options
-from dspark.cli.console import out, print_json, progress
+from dspark.cli.console import print_report, progress
 from dspark.cli.options import DraftChoice
 from dspark.cli.session import model_folder, model_name, open_llm
 from dspark.config.errors import DSparkError
@@ -31,12 +31,9 @@ def rows(
         report = run_row_law_bench(
             model_folder(model), model_name(model), token_ids, repeats, lambda: display.advance(task)
         )
-    if as_json:
-        print_json(report.as_json())
-        return
-    out.print(_table(report))
     machine = report.machine
-    out.print(f"{report.model}, {machine['cpu']}, {machine['torch_threads']} threads, torch {machine['torch']}")
+    place = f"{report.model}, {machine['cpu']}, {machine['torch_threads']} threads, torch {machine['torch']}"
+    print_report(report.as_json() if as_json else None, [_table(report)], [place])
 
 
 def _table(report: RowLawReport) -> Table:

@@ -2,20 +2,27 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from dspark.config.environment import read_environment
 
 # The text of accepted drafts; the target's own tokens keep the terminal's colour.
 ACCEPTED_STYLE = "green"
+# Columns of a table that goes to a file or a pipe, which have no width of their own.
+_FILE_WIDTH = 120
 
 
 def _console(*, stderr: bool) -> Console:
     no_color = True if read_environment().no_color else None
-    return Console(stderr=stderr, no_color=no_color, highlight=False, soft_wrap=True, markup=False)
+    console = Console(stderr=stderr, no_color=no_color, highlight=False, soft_wrap=True, markup=False)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    return console
 
 
 out = _console(stderr=False)
@@ -41,6 +48,17 @@ def print_json(report: Any) -> None:
     """Write a report for programs to stdout, and nothing else."""
     sys.stdout.write(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     sys.stdout.flush()
+
+
+def print_report(report: Any | None, tables: Sequence[Table], lines: Sequence[str]) -> None:
+    """Print a report for programs where there is one, else tables and lines for people."""
+    if report is not None:
+        print_json(report)
+        return
+    for table in tables:
+        out.print(table)
+    for line in lines:
+        out.print(line)
 
 
 def progress() -> Progress:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dspark.config.errors import ConfigError
-from dspark.layers.plans import QuantPlan, Storage
+from dspark.layers.plans import AttentionPlan, CacheQuantPlan, CompressionPlan, QuantPlan, RopePlan, Storage
 from dspark.ops.rope import YarnPlan
 
 # Arithmetic that every layer is built with. A config.json that spells out another is of a model not known here.
@@ -64,3 +64,37 @@ def quant_plan(settings: Mapping[str, Any] | None, expert_dtype: str | None, eng
         raise ConfigError(f"expert_dtype is {expert_dtype!r}; known are 'fp4' and 'fp8'")
     experts = Storage.FP4_GROUP if expert_dtype == "fp4" else Storage.FP8_BLOCK
     return QuantPlan(Storage.FP8_BLOCK, experts, engram, rows)
+
+
+def attention_plan(
+    settings: Mapping[str, Any],
+    compression: CompressionPlan | None,
+    *,
+    window_quant: CacheQuantPlan,
+    normalise_query_heads: bool,
+) -> AttentionPlan:
+    """The attention of one layer; layers that compress turn by another base, with YaRN.
+
+    Args:
+        settings: the keys of the text model.
+        compression: what the layer sees beyond its window.
+        window_quant, normalise_query_heads: what the families do differently.
+    """
+    rope = RopePlan(settings["qk_rope_head_dim"], settings["rope_theta"], None)
+    if compression is not None:
+        yarn = yarn_plan(settings["rope_scaling"])
+        rope = RopePlan(settings["qk_rope_head_dim"], settings["compress_rope_theta"], yarn)
+    return AttentionPlan(
+        hidden_size=settings["hidden_size"],
+        num_heads=settings["num_attention_heads"],
+        head_dim=settings["head_dim"],
+        q_rank=settings["q_lora_rank"],
+        o_rank=settings["o_lora_rank"],
+        o_groups=settings["o_groups"],
+        window=settings["sliding_window"],
+        norm_eps=settings["rms_norm_eps"],
+        normalise_query_heads=normalise_query_heads,
+        rope=rope,
+        window_quant=window_quant,
+        compression=compression,
+    )

@@ -16,10 +16,9 @@ from dspark.layers.plans import (
     ModelPlan,
     MoePlan,
     QuantPlan,
-    RopePlan,
     Storage,
 )
-from dspark.models.config_fields import check_fixed_fields, eos_ids, quant_plan, yarn_plan
+from dspark.models.config_fields import attention_plan, check_fixed_fields, eos_ids, quant_plan
 
 MODEL_TYPE = "deepseek_v4"
 
@@ -92,23 +91,8 @@ def _layer_plan(config: Mapping[str, Any], index: int, num_layers: int, hyper: H
 
 def _attention_plan(config: Mapping[str, Any], index: int) -> AttentionPlan:
     ratio = config["compress_ratios"][index]
-    rope = RopePlan(config["qk_rope_head_dim"], config["rope_theta"], None)
-    if ratio:
-        rope = RopePlan(config["qk_rope_head_dim"], config["compress_rope_theta"], yarn_plan(config["rope_scaling"]))
-    return AttentionPlan(
-        hidden_size=config["hidden_size"],
-        num_heads=config["num_attention_heads"],
-        head_dim=config["head_dim"],
-        q_rank=config["q_lora_rank"],
-        o_rank=config["o_lora_rank"],
-        o_groups=config["o_groups"],
-        window=config["sliding_window"],
-        norm_eps=config["rms_norm_eps"],
-        normalise_query_heads=True,
-        rope=rope,
-        window_quant=_CACHE_QUANT,
-        compression=_compression_plan(config, index, ratio) if ratio else None,
-    )
+    compression = _compression_plan(config, index, ratio) if ratio else None
+    return attention_plan(config, compression, window_quant=_CACHE_QUANT, normalise_query_heads=True)
 
 
 def _compression_plan(config: Mapping[str, Any], index: int, ratio: int) -> CompressionPlan:

@@ -17,10 +17,9 @@ from dspark.layers.plans import (
     MoePlan,
     NgramPlan,
     QuantPlan,
-    RopePlan,
     Storage,
 )
-from dspark.models.config_fields import check_fixed_fields, eos_ids, quant_plan, yarn_plan
+from dspark.models.config_fields import attention_plan, check_fixed_fields, eos_ids, quant_plan
 from dspark.models.engram_tables import engram_plans
 
 MODEL_TYPE = "deepseek_v41"
@@ -91,23 +90,8 @@ def _quant_plan(config: Mapping[str, Any]) -> QuantPlan:
 
 def _attention_plan(text: Mapping[str, Any], index: int) -> AttentionPlan:
     ratio = text["compress_ratios"][index]
-    rope = RopePlan(text["qk_rope_head_dim"], text["rope_theta"], None)
-    if ratio:
-        rope = RopePlan(text["qk_rope_head_dim"], text["compress_rope_theta"], yarn_plan(text["rope_scaling"]))
-    return AttentionPlan(
-        hidden_size=text["hidden_size"],
-        num_heads=text["num_attention_heads"],
-        head_dim=text["head_dim"],
-        q_rank=text["q_lora_rank"],
-        o_rank=text["o_lora_rank"],
-        o_groups=text["o_groups"],
-        window=text["sliding_window"],
-        norm_eps=text["rms_norm_eps"],
-        normalise_query_heads=False,
-        rope=rope,
-        window_quant=_WINDOW_QUANT,
-        compression=_compression_plan(text, index, ratio) if ratio else None,
-    )
+    compression = _compression_plan(text, index, ratio) if ratio else None
+    return attention_plan(text, compression, window_quant=_WINDOW_QUANT, normalise_query_heads=False)
 
 
 def _compression_plan(text: Mapping[str, Any], index: int, ratio: int) -> CompressionPlan:
