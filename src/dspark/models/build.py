@@ -81,7 +81,7 @@ def load_model(
             plan = replace(plan, draft=None)
         model = Model(plan, ops, dtype)
         filled = _fill(model, source, match.plans)
-    if missed := unfilled(model, filled, plan):
+    if missed := unfilled(model, filled):
         raise CheckpointError(f"the inventory does not fill {', '.join(missed)}")
     if draft_folder is not None:
         with SafetensorsFolder(draft_folder) as source:

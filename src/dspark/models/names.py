@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from dspark.layers.plans import ModelPlan
-
 _RULES: tuple[tuple[str, str], ...] = (
     (r"^mtp\.0\.(main_proj|main_norm)\.weight$", r"draft.\1.weight"),
     (r"^mtp\.\d+\.norm\.weight$", r"draft.norm.weight"),
@@ -61,7 +59,7 @@ def view_of(place: Place, model: nn.Module) -> Tensor:
     return tensor
 
 
-def unfilled(model: nn.Module, places: Iterable[Place], plan: ModelPlan) -> list[str]:
+def unfilled(model: nn.Module, places: Iterable[Place]) -> list[str]:
     """Parameters that no tensor of the checkpoint fills; empty when the inventory and the modules agree."""
     filled = {place.path for place in places}
     return sorted(name for name, _ in model.named_parameters() if name not in filled)

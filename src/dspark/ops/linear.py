@@ -27,7 +27,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
         [T, N] in the dtype of `x`.
     """
     num_rows = x.shape[0]
-    rows = x.float()
+    rows = x.float().contiguous()  # the probe knows rows that lie one after the other
     tiles = usable_tiles(weight)
     if not tiles:
         return _separate_sums(rows, weight).to(x.dtype)

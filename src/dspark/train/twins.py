@@ -116,13 +116,12 @@ def index_divergence(scores: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DenseOps:
-    """The ops that need to know the recorder; `compiled` fuses the elementwise parts."""
+    """The ops that need to know the recorder; their elementwise parts are given, fused or not."""
 
     recorder: Recorder
     softmax: Callable[..., Tensor]
     divergence: Callable[..., Tensor]
     expert_inner: Callable[..., Tensor]
-    quantise_fp8: Callable[[Tensor, int], Tensor]
 
     def sparse_attention(self, q: Tensor, sources: list[tuple[Tensor, Tensor]], sink: Tensor, scale: float) -> Tensor:
         """Dense attention under masks.
@@ -186,15 +185,14 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
     def fuse(function: Callable[..., Any]) -> Callable[..., Any]:
         return torch.compile(function, dynamic=False) if compiled else function
 
-    fp8 = straight_through(fuse(quantise.quantise_fp8))
-    dense = DenseOps(recorder, fuse(masked_softmax), fuse(index_divergence), fuse(expert_inner), fp8)
+    dense = DenseOps(recorder, fuse(masked_softmax), fuse(index_divergence), fuse(expert_inner))
     return OpSet(
         name="training",
         linear=linear,
         sparse_attention=dense.sparse_attention,
         routed_experts=dense.routed_experts,
         index_scores=dense.index_scores,
-        quantise_fp8=fp8,
+        quantise_fp8=straight_through(fuse(quantise.quantise_fp8)),
         quantise_fp4=straight_through(fuse(quantise.quantise_fp4)),
         quantise_fp4_e4m3=straight_through(fuse(quantise.quantise_fp4_e4m3)),
         stored=stored_values,
