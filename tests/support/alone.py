@@ -144,7 +144,8 @@ def _outcome(stream: Stream, params: SamplingParams, length: int, text: str, rea
             break
         best = logprobs(row, torch.tensor([token]), params.logprobs, num_valid_tokens=NUM_VALID)
         pairs = zip(best.top_ids[0].tolist(), best.top[0].tolist(), strict=True)
-        found.append(TokenLogprob(best.token.item(), tuple(pairs)))
+        rank = 1 + sum(other > row[0, token] for other in row[0, :NUM_VALID].tolist())
+        found.append(TokenLogprob(best.token.item(), tuple(pairs), token, int(rank)))
     return Outcome(tuple(stream.token_ids[:length]), text, reason, tuple(found))
 
 

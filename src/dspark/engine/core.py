@@ -13,11 +13,11 @@ from dspark.config.sampling import SamplingParams
 from dspark.engine.finish import take_tokens
 from dspark.engine.observer import RoundObserver, RoundRecord
 from dspark.engine.request import Emission, PendingDraft, Request, TokenLogprob
+from dspark.engine.row_logprobs import token_logprobs
 from dspark.engine.runner import DraftRunner, PassOutput, SpanTokens, TargetRunner
 from dspark.engine.text import TextStream
 from dspark.engine.tokenizer import TextTokenizer
 from dspark.models.build import Model
-from dspark.sampling import logprobs
 from dspark.scheduler.plan import PlannedSpan, RequestId, RequestNeeds, StepPlan
 from dspark.speculative.dspark import DSparkProposer
 from dspark.speculative.forced import ForcedAcceptance
@@ -233,24 +233,35 @@ class Engine:
         tokens, accepted = verdict.token_ids[number], verdict.num_accepted[number]
         kept = take_tokens(request, tokens, self.model.plan.eos_token_ids)
         num_accepted = min(accepted, len(kept))
+        is_first = not request.origins
         # The end of prefill or replay is no round: nothing could be drafted before it.
-        is_round = planned.num_known == 1 and bool(request.origins)
-        request.origins += [place < accepted for place in range(len(kept))]
+        is_round = planned.num_known == 1 and not is_first
+        origins = [place < accepted for place in range(len(kept))]
+        found: list[TokenLogprob] = []
         if request.params.logprobs is not None:
-            request.logprobs += self._logprobs(logits[: len(kept)], kept, request.params.logprobs)
+            found = token_logprobs(logits[: len(kept)], kept, request.params.logprobs, self.num_valid_tokens)
+        request.origins += origins
+        request.logprobs += found
         if is_round:
             request.statistics.record(planned.verify_len, accepted, num_drafted=num_drafted, num_emitted=len(kept))
             if self.observer is not None:
                 self.observer.observe(_record(request, planned.verify_len, accepted, len(kept)))
         request.draft = None
         text = request.text.take(is_final=request.finish_reason is not None)
-        return Emission(request.request_id, tuple(kept), num_accepted, text, request.finish_reason, request.statistics)
-
-    def _logprobs(self, logits: Tensor, token_ids: list[int], count: int) -> list[TokenLogprob]:
-        """Exact log-probabilities: of the target row that emitted each token."""
-        found = logprobs(logits, torch.tensor(token_ids), count, num_valid_tokens=self.num_valid_tokens)
-        tokens, ids, values = found.token.tolist(), found.top_ids.tolist(), found.top.tolist()
-        return [TokenLogprob(token, tuple(zip(ids[row], values[row], strict=True))) for row, token in enumerate(tokens)]
+        return Emission(
+            request_id=request.request_id,
+            token_ids=tuple(kept),
+            num_accepted=num_accepted,
+            text=text,
+            finish_reason=request.finish_reason,
+            statistics=request.statistics,
+            prompt_len=request.prompt_len,
+            verify_len=planned.verify_len,
+            origins=tuple(origins),
+            logprobs=tuple(found),
+            prompt_logprobs=tuple(request.prompt_logprobs) if is_first and request.prompt_logprobs else None,
+            num_cached_tokens=request.num_cached_tokens,
+        )
 
     def _absorb(
         self, plan: StepPlan, spans: list[SpanTokens], committed: dict[RequestId, int], output: PassOutput

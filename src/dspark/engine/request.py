@@ -31,15 +31,31 @@ class PendingDraft:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Log-probability of an emitted token under the target's raw row, and the best alternatives (id, value)."""
+    """Log-probability of a token under the target's raw row.
+
+    Attributes:
+        token: the value.
+        top: the best ids of the row with their values, best first; as many as were asked for.
+        token_id: the token.
+        rank: its place among all ids of the row, 1 for the best.
+    """
 
     token: float
     top: tuple[tuple[int, float], ...]
+    token_id: int
+    rank: int
 
 
 @dataclass
 class Request:
-    """A request. `token_ids` holds final tokens only: the prompt, then the output."""
+    """A request. `token_ids` holds final tokens only: the prompt, then the output.
+
+    Attributes:
+        origins, logprobs: of each emitted token; logprobs only where asked for.
+        prompt_logprobs: of the prompt tokens whose rows have been computed, None in place of the first, which no row
+            predicts; None where nobody asked.
+        num_cached_tokens: prompt tokens whose rows came from a cache.
+    """
 
     request_id: RequestId
     params: SamplingParams
@@ -51,6 +67,8 @@ class Request:
     draft: PendingDraft | None = None
     origins: list[bool] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    num_cached_tokens: int = 0
     statistics: AcceptanceStatistics = field(default_factory=lambda: AcceptanceStatistics(0))
     finish_reason: str | None = None
 
@@ -85,6 +103,12 @@ class Emission:
         text: text that has become certain; held back while a character or a stop string may still be open.
         finish_reason: "stop" or "length" with the last emission, None before.
         statistics: the request's rounds so far.
+        prompt_len: tokens of the prompt.
+        verify_len: drafts that were verified in the round.
+        origins: for each token, True for an accepted draft and False for the target's own.
+        logprobs: for each token where asked for, else empty.
+        prompt_logprobs: for each prompt token, None for the first; on the first emission, where asked for.
+        num_cached_tokens: prompt tokens whose rows came from a cache.
     """
 
     request_id: RequestId
@@ -93,3 +117,9 @@ class Emission:
     text: str
     finish_reason: str | None
     statistics: AcceptanceStatistics
+    prompt_len: int = 0
+    verify_len: int = 0
+    origins: tuple[bool, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    num_cached_tokens: int = 0

@@ -16,11 +16,13 @@ class Logprobs:
 
     Attributes:
         token: [T] float32, of the token that the row emitted.
+        rank: [T] int64, its place among all ids, 1 for the best; ties to the lower id.
         top_ids: [T, K] int64, the K best ids, best first, ties to the lower id.
         top: [T, K] float32, their log-probabilities.
     """
 
     token: Tensor
+    rank: Tensor
     top_ids: Tensor
     top: Tensor
 
@@ -41,8 +43,11 @@ def logprobs(logits: Tensor, token_ids: Tensor, top: int = 0, *, num_valid_token
     total = probability_mass(shifted).sum(-1, keepdim=True).to(torch.float64) / MASS_UNIT
     normaliser = total.log().to(torch.float32)
     top_ids = best_ids(shifted, min(top, raw.shape[1]))
+    own = shifted.gather(1, token_ids[:, None])
+    is_lower_id = torch.arange(raw.shape[1], device=raw.device) < token_ids[:, None]
     return Logprobs(
-        token=(shifted.gather(1, token_ids[:, None]) - normaliser)[:, 0],
+        token=(own - normaliser)[:, 0],
+        rank=1 + ((shifted > own) | ((shifted == own) & is_lower_id)).sum(-1),
         top_ids=top_ids,
         top=shifted.gather(1, top_ids) - normaliser,
     )
