@@ -12,8 +12,8 @@ NUM_RESAMPLES = 4000
 _LIMITS = (2.5, 97.5)
 
 Interval = tuple[float, float]
-Counts = Sequence[tuple[int, int]]
-"""For each prompt: accepted tokens with the bonus of each round, and rounds."""
+Counts = Sequence[tuple[float, float]]
+"""For each prompt: an amount and what it is counted by, e.g. tokens with the bonus of each round, and rounds."""
 
 
 def mean_interval(counts: Counts, seed: int = 0) -> Interval | None:

@@ -13,6 +13,7 @@ from dspark.cli import exit_codes, options
 from dspark.cli.bench_acceptance import acceptance
 from dspark.cli.bench_inputs import as_item, check_plot
 from dspark.cli.bench_rows import rows
+from dspark.cli.bench_serve import serve
 from dspark.cli.console import note, print_report, progress
 from dspark.cli.files import write_whole
 from dspark.cli.options import DraftChoice
@@ -21,6 +22,7 @@ from dspark.cli.session import device_of, model_name, open_llm, require_speculat
 bench_app = typer.Typer(help="Measure modes against each other in one run.", no_args_is_help=True)
 bench_app.command("acceptance")(acceptance)
 bench_app.command("rows")(rows)
+bench_app.command("serve")(serve)
 
 
 @bench_app.command("generate")
