@@ -32,6 +32,7 @@ SAME_RANK_ALLOWED = frozenset({("speculative", "sampling")})
 OPTIONAL_PACKAGES = {
     "fastapi": "serve/",
     "gguf": "checkpoint/",
+    "httpx": "bench/serve_client.py",
     "matplotlib": "bench/plot.py",
     "prometheus_client": "serve/",
     "ray": "serve/",
