@@ -33,7 +33,7 @@ FAMILY_PLACES = (
     "src/dspark/models/deepseek_v4.py",
     "src/dspark/models/deepseek_v41.py",
     "src/dspark/models/registry.py",
-    "src/dspark/serve/chat",
+    "src/dspark/serve/encoding/dialects.py",
 )
 # Built from words, so that this file itself holds no such path.
 MACHINE_ROOTS = ("work", "farm", "home", "root", "Users", "tmp")

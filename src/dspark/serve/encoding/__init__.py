@@ -1,0 +1,6 @@
+"""A model's chat format: messages to a prompt, and the reply's text to reasoning, content and tool calls."""
+
+from dspark.serve.encoding.choose import chat_encoding
+from dspark.serve.encoding.protocol import ChatEncoding, PromptPiece, ReplyDelta, ReplyParser, ToolCallDelta
+
+__all__ = ["ChatEncoding", "PromptPiece", "ReplyDelta", "ReplyParser", "ToolCallDelta", "chat_encoding"]
