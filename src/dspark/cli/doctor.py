@@ -11,7 +11,7 @@ from dspark.cli.options import DraftChoice
 from dspark.cli.session import model_folder, model_name
 from dspark.config import Config, SpeculativeConfig
 from dspark.config.errors import DSparkError
-from dspark.engine.identity import engine_facts
+from dspark.engine.device import engine_facts
 from dspark.validate.doctor import DoctorReport, examine
 from dspark.validate.doctor_table import closing_lines, opening_lines, tables
 

@@ -1,4 +1,4 @@
-"""What an engine is, as the fields that a calibration profile must agree with; and what this engine can do."""
+"""What an engine is, as the fields that a calibration profile must agree with."""
 
 from pathlib import Path
 from typing import Any
@@ -6,19 +6,17 @@ from typing import Any
 import torch
 
 from dspark.checkpoint.folder import metadata_digests
-from dspark.config import Config, EngineFacts
+from dspark.config import Config
 from dspark.layers.plans import ModelPlan
 from dspark.ops.opset import OpSet
 from dspark.version import __version__
 
 
-def engine_facts() -> EngineFacts:
-    """The engine of this package: one rank on the CPU, and the accelerators that it leaves idle."""
-    return EngineFacts("the CPU engine", idle_devices=torch.cuda.device_count() if torch.cuda.is_available() else 0)
-
-
-def engine_identity(config: Config, plan: ModelPlan, folder: Path, ops: OpSet) -> dict[str, Any]:
+def engine_identity(
+    config: Config, plan: ModelPlan, folder: Path, ops: OpSet, device: torch.device | None = None
+) -> dict[str, Any]:
     """Identity fields of version 1; versions that do not apply to a CPU build of torch are None."""
+    on_gpu = device is not None and device.type == "cuda"
     return {
         "model_files": metadata_digests(folder),
         "model_type": plan.family,
@@ -27,7 +25,7 @@ def engine_identity(config: Config, plan: ModelPlan, folder: Path, ops: OpSet) -
         "index_cache_dtype": config.index_cache_dtype,
         "expert_backend": ops.name,
         "graph": config.compilation_config.cudagraph_mode.value,
-        "gpu_name": None,
+        "gpu_name": torch.cuda.get_device_name(device) if on_gpu else None,
         "torch_version": torch.__version__,
         "hip_version": torch.version.hip,
         "cuda_version": torch.version.cuda,

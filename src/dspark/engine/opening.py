@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dspark.checkpoint.folder import release_fingerprint
 from dspark.config import Admission, Config, ModelFacts
-from dspark.engine.identity import engine_facts
+from dspark.engine.device import engine_facts, hardware_facts
 from dspark.layers.plans import ModelPlan
 from dspark.models.build import read_config
 from dspark.models.facts import has_vision, model_facts
@@ -49,7 +49,7 @@ def open_checkpoint(config: Config, *, is_draft_optional: bool) -> Opening:
         config = replace(config, speculative_config=None)
     draft_folder = _other_draft_folder(config, folder)
     draft = _read(draft_folder)[1] if draft_folder else None
-    admission = config.validated(facts, draft=draft, engine=engine_facts())
+    admission = config.validated(facts, draft=draft, hardware=hardware_facts(), engine=engine_facts())
     return Opening(config, folder, draft_folder, plan, facts, admission)
 
 

@@ -7,7 +7,7 @@ from dspark.layers.linear import Linear, parameter
 from dspark.layers.plans import MoePlan, QuantPlan, Storage
 from dspark.layers.quantisers import Quantiser, activation_quantiser
 from dspark.ops.opset import OpSet
-from dspark.ops.route import Route, choose_experts, route_scores, weigh_experts
+from dspark.ops.route import Route, route_scores
 
 
 class ScoreRouter(nn.Module):
@@ -23,12 +23,12 @@ class ScoreRouter(nn.Module):
     def forward(self, x: Tensor, token_ids: Tensor) -> Route:
         """x: [T, D], token_ids: [T] -> the route of each row."""
         scores = route_scores(self.ops.linear(x.float(), self.weight))
-        return self.weigh(scores, choose_experts(scores, self.bias, self.plan.topk))
+        return self.weigh(scores, self.ops.choose_experts(scores, self.bias, self.plan.topk))
 
     def weigh(self, scores: Tensor, expert_ids: Tensor) -> Route:
         """Weights of the chosen experts."""
         plan = self.plan
-        return weigh_experts(scores, expert_ids, plan.normalise, plan.sum_eps, plan.scaling)
+        return self.ops.weigh_experts(scores, expert_ids, plan.normalise, plan.sum_eps, plan.scaling)
 
 
 class HashRouter(nn.Module):
@@ -47,7 +47,7 @@ class HashRouter(nn.Module):
         """x: [T, D], token_ids: [T] -> the route of each row."""
         plan = self.plan
         scores = route_scores(self.ops.linear(x.float(), self.weight))
-        return weigh_experts(scores, self.tid2eid[token_ids], plan.normalise, plan.sum_eps, plan.scaling)
+        return self.ops.weigh_experts(scores, self.tid2eid[token_ids], plan.normalise, plan.sum_eps, plan.scaling)
 
 
 class RoutedExperts(nn.Module):

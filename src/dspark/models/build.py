@@ -61,6 +61,7 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     with_draft: bool = True,
     draft_folder: Path | None = None,
+    device: torch.device | str = "cpu",
 ) -> Model:
     """Read a whole checkpoint.
 
@@ -70,6 +71,7 @@ def load_model(
         dtype: of activations and cached rows; weights are held as float32 with their stored values.
         with_draft: also read the draft stages, where there are any.
         draft_folder: take them from this checkpoint of the same release; only with `with_draft`.
+        device: where the weights go once they are read.
     Raises:
         CheckpointError: anything missing, unexpected, of the wrong shape or type, truncated or corrupt.
     """
@@ -90,7 +92,7 @@ def load_model(
     if plan.ngrams is not None:
         model.target.token_map = read_token_map(folder, plan)
     model.skipped = match.skipped
-    return model.eval()
+    return model.to(device).eval()
 
 
 def _fill(model: Model, source: TensorSource, plans: Sequence[TensorPlan]) -> list[Place]:

@@ -42,6 +42,7 @@ class Decoder(nn.Module):
     def __init__(self, plan: ModelPlan, ops: OpSet, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.plan = plan
+        self.ops = ops
         self.dtype = dtype
         self.embed = Embedding(plan.vocab_size, plan.hidden_size)
         self.layers = BlockList(Block(layer, plan.quant, ops) for layer in plan.layers)
@@ -66,11 +67,11 @@ class Decoder(nn.Module):
             if block.engram is not None:
                 streams = block.engram(streams, ngrams)
             if index in self.captured_inputs:
-                captured.append(streams.float().mean(1).to(self.dtype))
+                captured.append(self.ops.mean_streams(streams))
             streams, carried = block.attention_half(streams, carried, view, picks)
             streams, carried = block.feed_forward_half(streams, carried, tokens.token_ids)
             if index in self.captured_outputs:
-                captured.append(streams.float().mean(1).to(self.dtype))
+                captured.append(self.ops.mean_streams(streams))
         hidden = self.norm(self.collapse(streams, carried))
         return TargetOutput(hidden, torch.cat(captured, dim=-1) if captured else None)
 

@@ -60,6 +60,11 @@ def collapse_streams(streams: Tensor, pre: Tensor) -> Tensor:
     return (streams.float() * pre.unsqueeze(-1)).sum(1).to(streams.dtype)
 
 
+def mean_streams(streams: Tensor) -> Tensor:
+    """Mean over streams: [T, S, D] -> [T, D] in the streams' dtype."""
+    return streams.float().mean(1).to(streams.dtype)
+
+
 def expand_streams(output: Tensor, streams: Tensor, mix: StreamMix) -> Tensor:
     """Write a half's output back: out[j] = post[j] * output + sum_i comb[i, j] * streams[i] -> [T, S, D]."""
     written = mix.post.unsqueeze(-1) * output.float().unsqueeze(1)

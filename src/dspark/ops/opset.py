@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dspark.ops import attention, compress, engram, experts, hyper, index, linear, norm, quantise, rope
+from dspark.ops import attention, compress, engram, experts, hyper, index, linear, norm, quantise, rope, route
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,10 @@ class OpSet:
     mix_streams: Callable[..., hyper.StreamMix]
     collapse_streams: Callable[[Tensor, Tensor], Tensor]
     expand_streams: Callable[[Tensor, Tensor, hyper.StreamMix], Tensor]
+    mean_streams: Callable[[Tensor], Tensor]
     engram_gate: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    choose_experts: Callable[[Tensor, Tensor, int], Tensor]
+    weigh_experts: Callable[..., route.Route]
 
 
 TORCH_OPS = OpSet(
@@ -54,5 +57,8 @@ TORCH_OPS = OpSet(
     mix_streams=hyper.mix_streams,
     collapse_streams=hyper.collapse_streams,
     expand_streams=hyper.expand_streams,
+    mean_streams=hyper.mean_streams,
     engram_gate=engram.engram_gate,
+    choose_experts=route.choose_experts,
+    weigh_experts=route.weigh_experts,
 )

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dspark.layers.plans import Storage
-from dspark.ops import compress, engram, experts, hyper, norm, quantise, rope
+from dspark.ops import compress, engram, experts, hyper, norm, quantise, rope, route
 from dspark.ops.opset import OpSet
 from dspark.ops.route import Route
 
@@ -204,5 +204,8 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
         mix_streams=fuse(hyper.mix_streams),
         collapse_streams=fuse(hyper.collapse_streams),
         expand_streams=fuse(hyper.expand_streams),
+        mean_streams=fuse(hyper.mean_streams),
         engram_gate=fuse(engram.engram_gate),
+        choose_experts=route.choose_experts,
+        weigh_experts=route.weigh_experts,
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from dspark.models.build import load_model
+from dspark.ops.opset import TORCH_OPS, OpSet
 from dspark.validate.golden_case import GoldenRun, read_case
 from dspark.validate.teacher_forced import Observed, run_teacher_forced
 
@@ -72,12 +73,15 @@ class GoldenReport:
         return {"case": self.case, "ok": self.is_ok, "checks": [asdict(check) for check in self.checks]}
 
 
-def validate_case(folder: Path, dtypes: tuple[str, ...] = tuple(DTYPES)) -> GoldenReport:
+def validate_case(
+    folder: Path, dtypes: tuple[str, ...] = tuple(DTYPES), ops: OpSet = TORCH_OPS, device: str = "cpu"
+) -> GoldenReport:
     """Compare the model of a golden folder with the folder's numbers.
 
     Args:
         folder: `model/` and at least one run beside it.
         dtypes: activations to try; see `DTYPES`.
+        ops, device: twins and where they run.
 
     Raises:
         DSparkError: the folder is no golden case, or its model cannot be loaded.
@@ -87,7 +91,8 @@ def validate_case(folder: Path, dtypes: tuple[str, ...] = tuple(DTYPES)) -> Gold
     for dtype in dtypes:
         for run in case.runs:
             # A fresh model for each run: nothing of one may help the other.
-            observed = run_teacher_forced(load_model(case.model, dtype=DTYPES[dtype]), run)
+            model = load_model(case.model, ops, DTYPES[dtype], device=device)
+            observed = run_teacher_forced(model, run)
             checks += _compare_run(run, observed, dtype)
     return GoldenReport(case.name, tuple(checks))
 

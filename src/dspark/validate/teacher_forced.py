@@ -67,6 +67,10 @@ def _cat(rows: list[Tensor | None]) -> Tensor | None:
     return torch.cat(present) if present else None
 
 
+def _on_host(rows: Tensor | None) -> Tensor | None:
+    return None if rows is None else rows.cpu()
+
+
 class _Forced:
     """One request whose tokens are known beforehand."""
 
@@ -76,7 +80,8 @@ class _Forced:
         self.token_ids = [*run.prompt_ids, *run.generated_ids[:-1]]
         block = model.draft.plan.block_size if model.draft is not None else 0
         num_pages = -(-len(self.token_ids) // state_geometry(model.plan).page_tokens)
-        self.state = ModelState(model.plan, 1, num_pages, 1 + block, dtype=model.target.dtype)
+        self.device = model.target.embed.weight.device
+        self.state = ModelState(model.plan, 1, num_pages, 1 + block, dtype=model.target.dtype, device=self.device)
         self.request = self.state.open()
         self.hashes: dict[int, list[Tensor]] = {}
         for index, layer in enumerate(model.target.layers):
@@ -97,14 +102,15 @@ class _Forced:
         output = self._target_pass(start, num_rows)
         self.state.commit(self.request, num_rows)
         if self.model.draft is not None and output.target_hidden is not None:
-            positions = torch.arange(start, start + num_rows)
+            positions = torch.arange(start, start + num_rows, device=self.device)
             rows = self.model.draft.context_rows(output.target_hidden, positions)
             keep_context(self.state, [Span(self.request, start, num_rows)], rows)
-        return self.model.target.logits(output.hidden), output.target_hidden
+        return self.model.target.logits(output.hidden).cpu(), _on_host(output.target_hidden)
 
     def _target_pass(self, start: int, num_rows: int) -> TargetOutput:
         stop = start + num_rows
-        tokens = PassTokens(torch.tensor(self.token_ids[start:stop]), self._ngrams(start, stop))
+        token_ids = torch.tensor(self.token_ids[start:stop], device=self.device)
+        tokens = PassTokens(token_ids, self._ngrams(start, stop))
         return self.model.target(tokens, PassView(self.state, [next_span(self.request, num_rows)]))
 
     def _ngrams(self, start: int, stop: int) -> Tensor | None:
@@ -114,12 +120,12 @@ class _Forced:
             return None
         back = range(plan.max_ngram)
         rows = [[self.token_ids[p - b] if p >= b else -1 for b in back] for p in range(start, stop)]
-        return torch.tensor(rows)
+        return torch.tensor(rows, device=self.device)
 
     def draft(self, draft: DsparkDraft, anchor: int) -> tuple[Tensor, Tensor, Tensor]:
         """One greedy draft block after the committed rows: ids [G + 1], logits [G, V], confidence [G]."""
         block = draft.plan.block_size
-        previous = torch.tensor([anchor])
+        previous = torch.tensor([anchor], device=self.device)
         view = DraftView(self.state, [next_span(self.request, block)])
         output = draft(draft.block_tokens(previous), view, self.model.target)
         base = self.model.target.logits(output.normed)
@@ -130,10 +136,10 @@ class _Forced:
             previous = corrected.argmax(-1)
             ids.append(previous)
             logits.append(corrected)
-        return torch.cat(ids), torch.cat(logits), torch.cat(confidence)
+        return torch.cat(ids).cpu(), torch.cat(logits).cpu(), torch.cat(confidence).cpu()
 
     def engram_hash_ids(self) -> Tensor | None:
         """[T, layers, columns] table rows that the passes looked up."""
         if not self.hashes:
             return None
-        return torch.stack([torch.cat(self.hashes[layer]) for layer in sorted(self.hashes)], dim=1)
+        return torch.stack([torch.cat(self.hashes[layer]) for layer in sorted(self.hashes)], dim=1).cpu()

@@ -1,0 +1,71 @@
+"""Where a model runs: the device, the op twins that belong to it, and the type of its activations."""
+
+import importlib
+import importlib.util
+import os
+from dataclasses import dataclass
+
+import torch
+
+from dspark.config import Config, EngineFacts, HardwareFacts
+from dspark.ops.opset import TORCH_OPS, OpSet
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+# Share of the host's memory that pages may take where nobody says how many there are.
+_HOST_PAGE_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Device, twins and activations of one engine."""
+
+    device: torch.device
+    ops: OpSet
+    dtype: torch.dtype
+
+
+def place(config: Config) -> Placement:
+    """The placement of an admitted configuration: an accelerator where one is visible and not declined."""
+    kind = _kind_of(config)
+    dtype = config.dtype if config.dtype != "auto" else "bf16" if kind == "cuda" else "fp32"
+    ops = _triton_ops() if kind == "cuda" else TORCH_OPS
+    return Placement(torch.device(kind), ops, TORCH_DTYPES[dtype])
+
+
+def engine_facts() -> EngineFacts:
+    """The engine of this package: one rank, on the CPU or on an accelerator that Triton compiles for."""
+    if _has_triton():
+        return EngineFacts("this engine", devices=("cpu", "cuda"), has_prefix_cache=True)
+    idle = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return EngineFacts("the CPU engine", has_prefix_cache=True, idle_devices=idle)
+
+
+def hardware_facts() -> HardwareFacts:
+    """The devices that this process sees."""
+    if not torch.cuda.is_available():
+        return HardwareFacts()
+    return HardwareFacts("cuda", torch.cuda.device_count())
+
+
+def page_memory_bytes(device: torch.device, config: Config) -> int:
+    """Memory for pages once the weights are in place: a share of the host's, or what is left of the device's share."""
+    if device.type == "cpu":
+        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _HOST_PAGE_SHARE)
+    free, total = torch.cuda.mem_get_info(device)
+    return max(int(total * config.gpu_memory_utilization) - (total - free), 0)
+
+
+def _kind_of(config: Config) -> str:
+    if config.device != "auto":
+        return config.device
+    return "cuda" if torch.cuda.is_available() and _has_triton() else "cpu"
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _triton_ops() -> OpSet:
+    """Imported only here: a machine without triton runs the torch twins on its CPU."""
+    ops: OpSet = importlib.import_module("dspark.ops.opset_triton").TRITON_OPS
+    return ops

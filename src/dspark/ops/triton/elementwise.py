@@ -1,0 +1,39 @@
+"""Logistic functions inside kernels, and the gated activation of the experts."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dspark.ops.triton.launch import packed
+
+_BLOCK = 256
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x)) of a float32 block."""
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _gate(x, out, limit, F: tl.constexpr, BLOCK: tl.constexpr, HAS_LIMIT: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = lanes < F
+    gate = tl.load(x + row * 2 * F + lanes, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * F + F + lanes, mask=inside, other=0.0).to(tl.float32)
+    if HAS_LIMIT:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+    tl.store(out + row * F + lanes, gate * sigmoid(gate) * up, mask=inside)
+
+
+def gate_and_up(projected: Tensor, limit: float) -> Tensor:
+    """See `dspark.ops.experts.gate_and_up`; rows [T, 2F]."""
+    num_rows, size = projected.shape[0], projected.shape[1] // 2
+    out = torch.empty(num_rows, size, dtype=torch.float32, device=projected.device)
+    if num_rows:
+        grid = (num_rows, triton.cdiv(size, _BLOCK))
+        _gate[grid](packed(projected), out, limit, size, _BLOCK, limit > 0, num_warps=1)
+    return out
