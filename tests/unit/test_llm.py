@@ -8,7 +8,8 @@ import torch
 from dspark import CompilationConfig, Config, CUDAGraphMode, DSparkConfig, SamplingParams, SpeculativeConfig
 from dspark.config import CheckpointError, ConfigError
 from dspark.engine import LLM
-from dspark.engine.identity import engine_facts, engine_identity
+from dspark.engine.device import engine_facts
+from dspark.engine.identity import engine_identity
 from dspark.models.build import read_plan
 from dspark.ops.opset import TORCH_OPS
 from dspark.validate.doctor import examine
@@ -75,7 +76,7 @@ def test_drafts_change_no_token(drafted, plain, params):
     ],
 )
 def test_what_it_does_not_do_is_refused_before_weights_are_read(folder, monkeypatch, settings, named):
-    monkeypatch.setattr("dspark.engine.llm.load_model", lambda *args, **options: pytest.fail("weights were read"))
+    monkeypatch.setattr("dspark.engine.assembly.load_model", lambda *args, **options: pytest.fail("weights were read"))
     with pytest.raises(ConfigError, match=named):
         LLM(folder, **(SMALL | settings))
 
@@ -95,26 +96,26 @@ def test_what_has_no_effect_or_a_price_is_noted(folder, settings, named):
 def test_what_is_done_in_another_way_is_remarked(folder):
     remarks = LLM(folder, **SMALL, index_cache_dtype="fp4").admission.remarks
     assert any("index_cache_dtype fp4" in remark for remark in remarks)
-    assert any("enable_prefix_caching" in remark for remark in remarks)
-    honoured = LLM(folder, **SMALL, index_cache_dtype="bf16", enable_prefix_caching=False)
+    honoured = LLM(folder, **SMALL, index_cache_dtype="bf16")
     assert honoured.admission.remarks == ()
 
 
 def test_an_accelerator_that_stays_idle_is_noted(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr("dspark.engine.device._has_triton", lambda: False)
     assert any("2 accelerators idle" in note for note in LLM(folder, **SMALL).admission.notes)
     assert LLM(folder, **SMALL, device="cpu").admission.notes == ()
 
 
 def stores(llm):
-    state = llm._engine.state
+    state = llm.loop.engine.state
     return [*state.rings.values(), *state.appends.values()]
 
 
 def test_rows_are_stored_as_asked_and_index_keys_as_bf16(folder):
-    wide = LLM(folder, **SMALL, kv_cache_dtype="fp32")._engine.state
-    narrow = LLM(folder, **SMALL)._engine.state
+    wide = LLM(folder, **SMALL, kv_cache_dtype="fp32").loop.engine.state
+    narrow = LLM(folder, **SMALL).loop.engine.state
     for key in narrow.appends:
         is_index = key.endswith(".index")
         assert narrow.appends[key].dtype == torch.bfloat16
@@ -130,8 +131,8 @@ def test_the_doctor_tells_the_memory_that_is_taken(folder, settings):
     report = examine(folder, config, engine=engine_facts())
     llm = LLM(config=config)
     assert report.requests_bytes == sum(store.nbytes for store in stores(llm))
-    tables = [buffer for name, buffer in llm._model.named_buffers() if name.endswith("tid2eid")]
-    held = [*llm._model.parameters(), *tables]
+    tables = [buffer for name, buffer in llm.loop.engine.model.named_buffers() if name.endswith("tid2eid")]
+    held = [*llm.loop.engine.model.parameters(), *tables]
     assert report.float32_bytes == sum(tensor.nbytes for tensor in held)
 
 
@@ -157,11 +158,11 @@ def test_the_drafter_comes_from_the_folder_that_is_named(folder, tmp_path):
     changed = write_tiny_checkpoint(tmp_path / "changed", seed=1)
     for name in ("model.safetensors.index.json", "config.json"):
         assert (changed / name).read_bytes() == (other / name).read_bytes()
-    own = LLM(folder, **SMALL)._model
-    named = LLM(folder, **SMALL, speculative_config=drafting(str(changed)))._model
+    own = LLM(folder, **SMALL).loop.engine.model
+    named = LLM(folder, **SMALL, speculative_config=drafting(str(changed))).loop.engine.model
     assert torch.equal(own.target.head.weight, named.target.head.weight)
     assert not torch.equal(own.draft.markov_head.weight, named.draft.markov_head.weight)
-    assert torch.equal(named.draft.markov_head.weight, LLM(changed, **SMALL)._model.draft.markov_head.weight)
+    assert torch.equal(named.draft.markov_head.weight, LLM(changed, **SMALL).loop.engine.model.draft.markov_head.weight)
 
 
 def test_a_drafter_of_another_release_is_refused_by_name(folder, tmp_path):
@@ -193,14 +194,14 @@ class Rounds:
 def padded(tmp_path_factory):
     """Every row that has no token is the likeliest of all, in the target and in the draft."""
     llm = LLM(write_tiny_checkpoint(tmp_path_factory.mktemp("padded") / "m"), **SMALL)
-    logits = llm._model.target.logits
+    logits = llm.loop.engine.model.target.logits
 
     def tempting(hidden):
         rows = logits(hidden)
         rows[:, NUM_VALID:] = 1e4
         return rows
 
-    llm._model.target.logits = tempting
+    llm.loop.engine.model.target.logits = tempting
     return llm
 
 
@@ -232,7 +233,7 @@ def test_rows_without_a_token_are_never_proposed_drawn_or_counted(padded, params
 def test_ids_without_a_token_are_refused(drafted, prompt, params, named):
     with pytest.raises(ConfigError, match=f"{named} holds the token id"):
         drafted.generate([prompt], params)
-    assert not drafted._engine.requests
+    assert not drafted.loop.engine.requests
 
 
 def test_a_tokenizer_of_another_model_is_refused(folder, tmp_path):

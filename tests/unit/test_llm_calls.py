@@ -24,9 +24,9 @@ def llm(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def nothing_is_left(llm):
     yield
-    assert not llm._engine.requests and not llm._scheduler.running and not llm._scheduler.waiting
+    assert not llm.loop.engine.requests and not llm.loop.scheduler.running and not llm.loop.scheduler.waiting
     assert not llm._undelivered
-    llm._engine.state.check_integrity()
+    llm.loop.engine.state.check_integrity()
 
 
 def tokens(emissions):
@@ -69,7 +69,7 @@ def test_a_failure_inside_a_step_frees_the_request(llm, monkeypatch, place):
     stream = llm.stream(PROMPT, GREEDY)
     next(stream)
     with monkeypatch.context() as patch:
-        patch.setattr(llm._engine, place, interrupt)
+        patch.setattr(llm.loop.engine, place, interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(stream)
     assert llm.generate(OTHER, GREEDY)[0].token_ids == expected

@@ -9,7 +9,7 @@ from dspark.cli.options import DraftChoice
 from dspark.config import SpeculativeConfig
 from dspark.config.errors import DSparkError
 from dspark.engine import LLM, embedded_folder
-from dspark.engine.speculation import RUNNING
+from dspark.engine.core import RUNNING
 
 
 def open_llm(model: Path | None, draft: DraftChoice, *, is_companion: bool = False, verifies_all: bool = False) -> LLM:

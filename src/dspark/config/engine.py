@@ -36,7 +36,9 @@ class Config:
         max_num_batched_tokens: rows of one pass at most; a prompt longer than this is prefilled in chunks.
         max_model_len: tokens of a request, prompt and output together; None takes the model's own limit.
         max_num_pages: pages of growing storage; None lets the engine size the pool.
-        enable_prefix_caching: reuse pages and images of earlier requests, where the engine can.
+        enable_prefix_caching: reuse pages and images of earlier requests.
+        prefix_cache_interval: tokens between two images of a long prompt; rounded up to whole pages, None takes four.
+        prefix_cache_bytes: memory for images; the oldest give way.
         enforce_eager: never capture graphs.
         device: "auto" takes an accelerator when there is one and the engine has kernels for it.
         dtype: activations; "auto" is fp32 on the CPU and bf16 elsewhere.
@@ -54,6 +56,8 @@ class Config:
     max_model_len: int | None = None
     max_num_pages: int | None = None
     enable_prefix_caching: bool = True
+    prefix_cache_interval: int | None = None
+    prefix_cache_bytes: int = 2**30
     enforce_eager: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "bf16", "fp32"] = "auto"
@@ -64,9 +68,9 @@ class Config:
     def __post_init__(self) -> None:
         if self.model is not None:
             object.__setattr__(self, "model", as_path("model", self.model))
-        for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens"):
+        for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "prefix_cache_bytes"):
             require_int(name, getattr(self, name), low=1)
-        for name in ("max_model_len", "max_num_pages"):
+        for name in ("max_model_len", "max_num_pages", "prefix_cache_interval"):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), low=1)
         for name in ("enable_expert_parallel", "enable_prefix_caching", "enforce_eager"):

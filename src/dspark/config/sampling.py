@@ -1,7 +1,7 @@
 """SamplingParams: what one request asks of the sampler, checked when it is made."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dspark.config.checks import require_bool, require_choice, require_int, require_number
@@ -12,6 +12,8 @@ SAMPLERS: tuple[str, ...] = ("keyed", "ratio")
 MAX_LOGPROBS = 64
 # The noise key is a pair of unsigned 64-bit words: (seed, position).
 MAX_SEED = 2**64 - 1
+# 2**64 over the golden ratio, odd: neighbouring seeds do not share samples.
+SAMPLE_SEED_STEP = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class SamplingParams:
         stop_token_ids: ids that end the output, besides the model's end of sequence.
         ignore_eos: do not end at the model's end of sequence.
         logprobs: alternatives reported for each emitted token; None reports nothing.
+        prompt_logprobs: the same for each prompt token after the first.
         sampler: "keyed" (same tokens with and without speculation) or "ratio" (same distribution).
 
     Raises:
@@ -52,6 +55,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     sampler: SamplerName = "keyed"
 
     def __post_init__(self) -> None:
@@ -66,14 +70,19 @@ class SamplingParams:
         require_int("max_tokens", self.max_tokens, low=1)
         require_bool("ignore_eos", self.ignore_eos)
         require_choice("sampler", self.sampler, SAMPLERS)
-        if self.logprobs is not None:
-            require_int("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                require_int(name, getattr(self, name), low=0, high=MAX_LOGPROBS)
         self._freeze("stop", _as_stop_strings(self.stop))
         self._freeze("stop_token_ids", _as_token_ids(self.stop_token_ids))
         self._freeze("logit_bias", _as_logit_bias(self.logit_bias))
 
     def _freeze(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+    def sample(self, number: int) -> "SamplingParams":
+        """Parameters of sample `number` (from 0) of several: the first has this seed, the others seeds far from it."""
+        return replace(self, seed=(self.seed + number * SAMPLE_SEED_STEP) % (MAX_SEED + 1))
 
     @property
     def is_greedy(self) -> bool:

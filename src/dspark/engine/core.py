@@ -28,6 +28,8 @@ from dspark.speculative.survival import compute_survival
 from dspark.speculative.verify import Verdict, VerifySpan, verify
 from dspark.state.model_state import ModelState, RequestState, StateImage
 
+RUNNING = "running"
+
 
 @dataclass(frozen=True)
 class Speculation:
@@ -39,6 +41,7 @@ class Speculation:
         lengths: chooses how many drafts are verified.
         temperatures: calibrated confidence temperatures, or None.
         forced: simulated acceptance; the text is then meaningless.
+        inactive_because: why there are no drafts, where there are none.
     """
 
     num_speculative_tokens: int = 0
@@ -46,6 +49,7 @@ class Speculation:
     lengths: LengthPolicy = field(default_factory=FixedLengths)
     temperatures: tuple[float, ...] | None = None
     forced: ForcedAcceptance | None = None
+    inactive_because: str = "it is switched off"
 
 
 class Engine:
@@ -63,6 +67,14 @@ class Engine:
         self._draft: DraftRunner | None = None
         self._proposer = speculation.proposer or self._own_proposer()
         self._require_room(1 + self._proposer.num_speculative_tokens)
+        self.statistics = AcceptanceStatistics(self._proposer.num_speculative_tokens)
+
+    @property
+    def speculation_status(self) -> str:
+        """ "running", or "not running because ..."."""
+        if self._proposer.num_speculative_tokens == 0:
+            return f"not running because {self.speculation.inactive_because}"
+        return RUNNING
 
     def _require_room(self, max_query_len: int) -> None:
         """Refuse a state whose rings a verify pass would corrupt."""
@@ -153,17 +165,18 @@ class Engine:
             self._draft.states[copy_id] = copy.state
         return copy
 
-    def image(self, request_id: RequestId) -> StateImage:
-        """The request's state at its committed position."""
+    def image(self, request_id: RequestId, at: int | None = None) -> StateImage:
+        """The request's state at its committed position, or as it was a little before, see `ModelState.image`."""
         state = self.requests[request_id].state
         assert state is not None
-        return self.state.image(state)
+        return self.state.image(state, at)
 
     def needs(self, request_id: RequestId) -> RequestNeeds:
         """What a scheduler must know of a request."""
         request = self.requests[request_id]
         verify_len = request.draft.verify_len if request.draft else 0
-        return RequestNeeds(request_id, request.num_pending, verify_len, request.max_len)
+        committed, num_pages = (request.state.committed, len(request.state.pages)) if request.state else (0, 0)
+        return RequestNeeds(request_id, request.num_pending, verify_len, request.max_len, committed, num_pages)
 
     def step(self, plan: StepPlan, num_padding: int = 0) -> list[Emission]:
         """One round of every planned request.
@@ -243,7 +256,8 @@ class Engine:
         request.origins += origins
         request.logprobs += found
         if is_round:
-            request.statistics.record(planned.verify_len, accepted, num_drafted=num_drafted, num_emitted=len(kept))
+            for statistics in (request.statistics, self.statistics):
+                statistics.record(planned.verify_len, accepted, num_drafted=num_drafted, num_emitted=len(kept))
             if self.observer is not None:
                 self.observer.observe(_record(request, planned.verify_len, accepted, len(kept)))
         request.draft = None
@@ -278,7 +292,7 @@ class Engine:
             counts.append((span.state, num_rows))
             offset += len(span.token_ids)
         assert output.target_hidden is not None
-        self._draft.absorb(counts, output.target_hidden[torch.tensor(rows)])
+        self._draft.absorb(counts, output.target_hidden[torch.tensor(rows, device=output.target_hidden.device)])
 
     def _propose(self, request_ids: list[RequestId]) -> None:
         """Draft the next block of every request that goes on, and choose how much of it is verified."""

@@ -60,18 +60,19 @@ class TargetRunner:
     def forward(self, spans: Sequence[SpanTokens], num_padding: int = 0) -> PassOutput:
         """One pass over all spans; their rows become tentative. Padding rows follow and change nothing."""
         view = PassView(self.state, [next_span(span.state, len(span.token_ids)) for span in spans], num_padding)
+        device = self.state.device
         token_ids = [token for span in spans for token in span.token_ids] + [0] * num_padding
         ngrams = None
         if self._max_ngram:
             rows = [row for span in spans for row in self._ngrams(span)]
-            ngrams = torch.tensor(rows + [[-1] * self._max_ngram] * num_padding)
-        output = self.model.target(PassTokens(torch.tensor(token_ids), ngrams), view)
+            ngrams = torch.tensor(rows + [[-1] * self._max_ngram] * num_padding, device=device)
+        output = self.model.target(PassTokens(torch.tensor(token_ids, device=device), ngrams), view)
         wanted: list[int] = []
         offset = 0
         for span in spans:
             offset += len(span.token_ids)
             wanted.extend(range(offset - span.num_logits, offset))
-        hidden = output.hidden[torch.tensor(wanted, dtype=torch.int64)]
+        hidden = output.hidden[torch.tensor(wanted, dtype=torch.int64, device=device)]
         logits = self.model.target.logits(hidden) if wanted else hidden.new_empty(0, self.model.plan.vocab_size)
         return PassOutput(logits, output.target_hidden)
 
@@ -99,7 +100,7 @@ class DraftRunner:
     def absorb(self, committed: Sequence[tuple[RequestState, int]], target_hidden: Tensor) -> None:
         """Keep the draft's window rows of committed tokens.
 
-        Only the last rows that a window can reach are computed; which ones depends on the request alone.
+        Only the last rows that a window can reach are computed.
 
         Args:
             committed: (request, rows just committed) in the order of target_hidden.
@@ -107,18 +108,18 @@ class DraftRunner:
         """
         spans, parts, offset = [], [], 0
         for request, num_rows in committed:
-            kept = min(num_rows, self.state.max_window)
+            kept = min(num_rows, self.state.max_context_rows)
             spans.append(Span(request, request.committed - kept, kept))
             parts.append(target_hidden[offset + num_rows - kept : offset + num_rows])
             offset += num_rows
-        positions = torch.tensor([p for span in spans for p in range(span.start, span.stop)])
+        positions = torch.tensor([p for span in spans for p in range(span.start, span.stop)], device=self.state.device)
         keep_context(self.state, spans, self.draft.context_rows(torch.cat(parts), positions))
 
     @torch.inference_mode()
     def draft_block(self, requests: Sequence[ProposalRequest]) -> DraftBlock:
         """See `DraftModel.draft_block`."""
         spans = [next_span(self.states[request.request_id], self.block_size) for request in requests]
-        anchors = torch.tensor([request.anchor_id for request in requests])
+        anchors = torch.tensor([request.anchor_id for request in requests], device=self.state.device)
         view = DraftView(self.state, spans)
         out = self.draft(self.draft.block_tokens(anchors, self.block_size), view, self.target)
         shape = (len(requests), self.block_size, -1)

@@ -11,15 +11,13 @@ from dspark.speculative.forced import ForcedAcceptance
 from dspark.speculative.lengths import FixedLengths, LengthPolicy, ThresholdLengths, ThroughputLengths
 from dspark.speculative.profile import CalibrationProfile, load_profile
 
-RUNNING = "running"
-
 # A row costs about a tenth of a plain step of the embedded model on a CPU: a draft that survives less often does not
 # pay for its row (`dspark bench generate`). Which rows are sent never changes the tokens.
 DEFAULT_THRESHOLD = 0.1
 
 
-def plan_speculation(config: Config, facts: ModelFacts, identity: Mapping[str, Any]) -> tuple[Speculation, str]:
-    """The engine's speculation, and "running" or "not running because ...".
+def plan_speculation(config: Config, facts: ModelFacts, identity: Mapping[str, Any]) -> Speculation:
+    """How the engine speculates, with the reason where it does not.
 
     Args:
         config: an admitted configuration.
@@ -30,9 +28,9 @@ def plan_speculation(config: Config, facts: ModelFacts, identity: Mapping[str, A
     """
     settings = config.speculative_config
     if settings is None and not facts.draft_methods:
-        return Speculation(), f"not running because {facts.name} carries no draft stages"
+        return Speculation(inactive_because=f"{facts.name} carries no draft stages")
     if settings is None:
-        return Speculation(), "not running because it is switched off"
+        return Speculation()
     width = config.draft_width(facts)
     forced = ForcedAcceptance.from_options(
         width, length=settings.spec_decode_acceptance_length, rate=settings.spec_decode_acceptance_rate
@@ -41,13 +39,12 @@ def plan_speculation(config: Config, facts: ModelFacts, identity: Mapping[str, A
     if dspark.calibration_profile is not None:
         path = Path(dspark.calibration_profile)
         profile = load_profile(path, identity=identity, width=width, batch_size=config.max_num_seqs)
-    speculation = Speculation(
+    return Speculation(
         num_speculative_tokens=width,
         lengths=_length_policy(dspark, profile, config.max_num_batched_tokens),
         temperatures=profile.temperatures if profile else None,
         forced=forced,
     )
-    return speculation, RUNNING
 
 
 def default_speculation() -> SpeculativeConfig:

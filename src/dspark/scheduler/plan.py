@@ -47,9 +47,16 @@ class RequestNeeds:
         num_pending: known tokens without a row, the anchor included; 1 while decoding.
         verify_len: drafts that are ready and worth verifying.
         max_len: most tokens that it can ever hold, prompt and output together.
+        committed: tokens with a final row.
+        num_pages: pages that it holds.
+        max_chunk: known tokens that a step may write at most, so that a chunk ends where an image is wanted; None for
+            no limit.
     """
 
     request_id: RequestId
     num_pending: int
     verify_len: int
     max_len: int
+    committed: int = 0
+    num_pages: int = 0
+    max_chunk: int | None = None

@@ -38,22 +38,23 @@ class StateGeometry:
     page_tokens: int
 
 
-def ring_rows(ring: RingPlan, max_query_len: int) -> int:
+def ring_rows(ring: RingPlan, max_query_len: int, max_rewind: int = 0) -> int:
     """Physical rows so that `max_query_len` tentative rows never overwrite a row that the next pass needs.
 
     A pass at committed position c reads from c - reach + 1; the longest tentative write ends at c + max_query_len - 1.
-    Example: reach 128 and 6 rows give 133; writing 300..305 leaves 173..299 untouched, and 300 needs 173.
+    Example: reach 128 and 6 rows give 133; writing 300..305 leaves 173..299 untouched, and 300 needs 173. With
+    `max_rewind` more rows the state as it was that many positions before c can still be read.
     """
-    return ring.reach - 1 + max_query_len
+    return ring.reach - 1 + max_query_len + max_rewind
 
 
-def require_ring_rows(ring: RingPlan, rows: int, max_query_len: int) -> None:
+def require_ring_rows(ring: RingPlan, rows: int, max_query_len: int, max_rewind: int = 0) -> None:
     """Refuse a ring that a verify pass would corrupt."""
-    needed = ring_rows(ring, max_query_len)
+    needed = ring_rows(ring, max_query_len, max_rewind)
     if rows < needed:
         raise ConfigError(
-            f"store {ring.key} has {rows} ring rows, but a reach of {ring.reach} and {max_query_len} tentative rows "
-            f"need {needed}: enlarge the ring or lower num_speculative_tokens"
+            f"store {ring.key} has {rows} ring rows, but a reach of {ring.reach}, {max_query_len} tentative rows and a "
+            f"rewind of {max_rewind} need {needed}: enlarge the ring or lower num_speculative_tokens"
         )
 
 
@@ -67,6 +68,23 @@ def state_geometry(plan: ModelPlan) -> StateGeometry:
         _add_compression(layer, tails, appends)
     page_tokens = math.lcm(_SMALLEST_PAGE_TOKENS, *(append.ratio for append in appends))
     return StateGeometry(windows, tuple(tails), tuple(appends), page_tokens)
+
+
+def rewind_rows(geometry: StateGeometry, *, reuses_prefixes: bool) -> int:
+    """How far back an image must reach: to the page boundary at or behind any position; without a prefix cache to the
+    last token of a prompt, where its samples part."""
+    return geometry.page_tokens - 1 if reuses_prefixes else 1
+
+
+def page_bytes(geometry: StateGeometry, value_bytes: int, index_value_bytes: int) -> int:
+    """Memory of one page of growing rows, given the bytes of one value of them and of an index key."""
+    return sum(
+        geometry.page_tokens
+        // store.ratio
+        * store.width
+        * (index_value_bytes if store.holds_index_keys else value_bytes)
+        for store in geometry.appends
+    )
 
 
 def _add_compression(layer: LayerPlan, tails: list[RingPlan], appends: list[AppendPlan]) -> None:

@@ -19,13 +19,15 @@ from dspark.state.pages import PageAllocator
 class RequestState:
     """A request's place in the stores; each is only itself.
 
-    Positions below `committed` are final; `tentative` rows follow them.
+    Positions below `committed` are final; `tentative` rows follow them. `restored` is the position of the image that
+    it came from: its rings hold what that position needs, and nothing older.
     """
 
     slot: int
     pages: list[int] = field(default_factory=list)
     committed: int = 0
     tentative: int = 0
+    restored: int = 0
 
     def require_settled(self, action: str) -> None:
         """Refuse an action that must not see tentative rows."""
@@ -33,13 +35,23 @@ class RequestState:
             raise AssertionError(f"{action} with {self.tentative} tentative rows after position {self.committed}")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class StateImage:
-    """A request's non-paged state at `committed`, and the pages that it shares; each is only itself."""
+    """A request's state at position `committed`; each is only itself.
+
+    Attributes:
+        rings: of each ring the rows before `committed` that a later pass can read, oldest first.
+        pages: shared; the last may be filled in part.
+    """
 
     committed: int
     rings: dict[str, Tensor]
-    pages: tuple[int, ...]
+    pages: list[int]
+
+    @property
+    def ring_bytes(self) -> int:
+        """Memory of the saved ring rows."""
+        return sum(rows.numel() * rows.element_size() for rows in self.rings.values())
 
 
 class ModelState:
@@ -53,6 +65,7 @@ class ModelState:
         dtype: of window rows and compressed rows; the inputs of open groups are always float32.
         num_ring_rows: physical rows of each window ring; the least that is safe by default.
         index_dtype: of index keys; `dtype` by default.
+        max_rewind: how many rows before the committed position an image may still be taken.
     """
 
     def __init__(
@@ -65,9 +78,11 @@ class ModelState:
         device: torch.device | str = "cpu",
         num_ring_rows: int | None = None,
         index_dtype: torch.dtype | None = None,
+        max_rewind: int = 0,
     ) -> None:
         self.geometry: StateGeometry = state_geometry(plan)
         self.max_query_len = max_query_len
+        self.max_rewind = max_rewind
         self.page_tokens = self.geometry.page_tokens
         self.pages = PageAllocator(num_pages)
         self.requests: list[RequestState] = []
@@ -75,6 +90,7 @@ class ModelState:
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self.num_slots = num_slots
         self.rings: dict[str, Tensor] = {}
+        self._reach: dict[str, int] = {}
         for ring in self.geometry.windows:
             self._add_ring(ring, ring.key, num_slots, num_ring_rows, dtype, device)
         for ring in self.geometry.tails:
@@ -85,7 +101,7 @@ class ModelState:
             stored = (index_dtype or dtype) if store.holds_index_keys else dtype
             self.appends[store.key] = torch.zeros(num_rows, store.width, dtype=stored, device=device)
         self.window_reach = {ring.key: ring.reach for ring in self.geometry.windows}
-        self.max_window = max(self.window_reach.values())
+        self.max_context_rows = max(self.window_reach.values()) + max_rewind
         self.append_ratios = {store.key: store.ratio for store in self.geometry.appends}
         self.device = torch.device(device)
 
@@ -98,8 +114,9 @@ class ModelState:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
-        rows = ring_rows(ring, self.max_query_len) if rows is None else rows
-        require_ring_rows(ring, rows, self.max_query_len)
+        rows = ring_rows(ring, self.max_query_len, self.max_rewind) if rows is None else rows
+        require_ring_rows(ring, rows, self.max_query_len, self.max_rewind)
+        self._reach[key] = ring.reach
         self.rings[key] = torch.zeros(num_slots, rows, ring.width, dtype=dtype, device=device)
 
     @staticmethod
@@ -148,19 +165,35 @@ class ModelState:
         request.committed += num_rows
         request.tentative = 0
 
-    def image(self, request: RequestState) -> StateImage:
-        """Save a request's state at its committed position; its pages are shared, the rings copied."""
+    def image(self, request: RequestState, at: int | None = None) -> StateImage:
+        """Save a request's state as it was at a position; its pages are shared, the rows of its rings copied.
+
+        A ring still holds what the position needs, because rows are overwritten in the order of their positions and
+        `max_rewind` rows more than a pass needs are kept. Rows at and after the position belong to nobody's past.
+
+        Args:
+            at: in committed - max_rewind .. committed and not before `restored`; the committed position by default.
+        """
         request.require_settled("an image")
-        rings = {key: ring[request.slot].clone() for key, ring in self.rings.items()}
-        used = -(-request.committed // self.page_tokens)
-        image = StateImage(request.committed, rings, tuple(self.pages.share(page) for page in request.pages[:used]))
+        at = request.committed if at is None else at
+        oldest = max(request.committed - self.max_rewind, request.restored)
+        if not oldest <= at <= request.committed:
+            raise AssertionError(f"an image at {at}, but the rings hold what {oldest} to {request.committed} need")
+        rings = {key: ring[request.slot, self._ring_places(key, at)] for key, ring in self.rings.items()}
+        used = -(-at // self.page_tokens)
+        image = StateImage(at, rings, [self.pages.share(page) for page in request.pages[:used]])
         self.images.append(image)
         return image
+
+    def _ring_places(self, key: str, at: int) -> Tensor:
+        """Places of the rows before a position that a pass from it can read; reach 3 at 10 in a ring of 8: 7, 0, 1."""
+        return torch.arange(max(at - self._reach[key], 0), at, device=self.device) % self.rings[key].shape[1]
 
     def restore(self, image: StateImage) -> RequestState:
         """A new request that continues from an image.
 
         Whole pages are shared. A page that is filled in part is copied, because the request will write into it.
+        Raises OutOfPagesError, holding nothing then.
         """
         request = self.open()
         try:
@@ -171,9 +204,15 @@ class ModelState:
             self.close(request)
             raise
         for key, saved in image.rings.items():
-            self.rings[key][request.slot] = saved
-        request.committed = image.committed
+            self.rings[key][request.slot, self._ring_places(key, image.committed)] = saved
+        request.committed = request.restored = image.committed
         return request
+
+    def adopt_pages(self, image: StateImage, pages: list[int]) -> None:
+        """Let an image share other pages in place of its first ones; they must hold the same rows."""
+        for number, page in enumerate(pages):
+            own, image.pages[number] = image.pages[number], self.pages.share(page)
+            self.pages.release(own)
 
     def drop(self, image: StateImage) -> None:
         """Forget an image and release its pages."""

@@ -45,9 +45,9 @@ class PageAllocator:
         if self._holders[page] == 0:
             self._free.append(page)
 
-    def is_shared(self, page: int) -> bool:
-        """Whether more than one holder would see a write."""
-        return self._holders[page] > 1
+    def num_holders(self, page: int) -> int:
+        """Requests and images that hold a page."""
+        return self._holders[page]
 
     def check_integrity(self, held: dict[int, int]) -> None:
         """Assert that `held` (page -> holders) is exactly what the allocator believes."""

@@ -11,7 +11,7 @@ from dspark.checkpoint.formats import FP4_GROUP
 from dspark.checkpoint.plan import TensorPlan
 from dspark.layers.plans import ModelPlan
 from dspark.models.inventory import DRAFT_PREFIX
-from dspark.state.geometry import AppendPlan, RingPlan, ring_rows, state_geometry
+from dspark.state.geometry import AppendPlan, RingPlan, rewind_rows, ring_rows, state_geometry
 
 _FLOAT_BYTES = 4
 # Bytes of one value; fp8 and fp4 rows also hold one scale byte per group of 32.
@@ -35,7 +35,7 @@ class WeightBytes:
 
 @dataclass(frozen=True)
 class RingBytes:
-    """Rings of one kind, of one request: `num_rings` of them, each of `num_rows` rows; `slack_rows` are for drafts."""
+    """Rings of one kind, of one request: `num_rings` of them, of `num_rows` rows; `slack_rows` are for drafts."""
 
     name: str
     num_rings: int
@@ -113,13 +113,16 @@ def _unpacked_bytes(tensor: TensorPlan) -> int:
     return _FLOAT_BYTES * math.prod(tensor.shape) * (2 if tensor.encoding == "fp4" else 1)
 
 
-def state_bytes(plan: ModelPlan, num_draft_tokens: int, kv_cache_dtype: str, index_cache_dtype: str) -> StateBytes:
+def state_bytes(
+    plan: ModelPlan, num_draft_tokens: int, kv_cache_dtype: str, index_cache_dtype: str, *, reuses_prefixes: bool
+) -> StateBytes:
     """State of one request.
 
     Args:
         plan: the model; draft windows count when `num_draft_tokens` > 0.
         num_draft_tokens: draft width G; rings hold G rows beyond their reach, so that no tentative row overwrites
             one that is still needed.
+        reuses_prefixes: rings also hold the rows that images of earlier positions need.
         kv_cache_dtype: of window and compressed rows; the open groups' inputs are always fp32.
         index_cache_dtype: of index keys.
     """
@@ -127,13 +130,14 @@ def state_bytes(plan: ModelPlan, num_draft_tokens: int, kv_cache_dtype: str, ind
     drafts = {stage.name for stage in plan.draft.stages} if plan.draft else set()
     windows = [ring for ring in geometry.windows if ring.key not in drafts]
     draft_windows = [ring for ring in geometry.windows if ring.key in drafts and num_draft_tokens]
+    rewind = rewind_rows(geometry, reuses_prefixes=reuses_prefixes)
     growing = _growing(geometry.appends, kv_cache_dtype, index_cache_dtype)
     per_token = sum((_per_token(item) for item in growing), Fraction(0))
     return StateBytes(
         rings=(
-            *_rings("windows", windows, num_draft_tokens, kv_cache_dtype),
-            *_rings("draft windows", draft_windows, num_draft_tokens, kv_cache_dtype),
-            *_rings("open groups", geometry.tails, num_draft_tokens, "fp32"),
+            *_rings("windows", windows, num_draft_tokens, rewind, kv_cache_dtype),
+            *_rings("draft windows", draft_windows, num_draft_tokens, rewind, kv_cache_dtype),
+            *_rings("open groups", geometry.tails, num_draft_tokens, rewind, "fp32"),
         ),
         growing=growing,
         page_tokens=geometry.page_tokens,
@@ -147,20 +151,20 @@ def row_bytes(width: int, dtype: str) -> int:
     return int(-(-width * _VALUE_BYTES[dtype] // 1)) + scales
 
 
-def _rings(name: str, rings: Iterable[RingPlan], num_draft_tokens: int, dtype: str) -> list[RingBytes]:
+def _rings(name: str, rings: Iterable[RingPlan], num_draft_tokens: int, rewind: int, dtype: str) -> list[RingBytes]:
     """One entry for each ring length; equal rings of many layers are counted together."""
-    by_reach: dict[int, list[RingPlan]] = defaultdict(list)
+    by_rows: dict[int, list[RingPlan]] = defaultdict(list)
     for ring in rings:
-        by_reach[ring.reach].append(ring)
+        by_rows[ring_rows(ring, 1 + num_draft_tokens, rewind)].append(ring)
     return [
         RingBytes(
             name=name,
             num_rings=len(same),
-            num_rows=ring_rows(same[0], 1 + num_draft_tokens),
+            num_rows=num_rows,
             slack_rows=num_draft_tokens,
-            num_bytes=sum(ring_rows(ring, 1 + num_draft_tokens) * row_bytes(ring.width, dtype) for ring in same),
+            num_bytes=sum(num_rows * row_bytes(ring.width, dtype) for ring in same),
         )
-        for _, same in sorted(by_reach.items())
+        for num_rows, same in sorted(by_rows.items())
     ]
 
 

@@ -1,0 +1,187 @@
+"""From a configuration to a running engine: admission, weights, tokenizer, state, scheduler, loop."""
+
+import logging
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dspark.config import Admission, Config
+from dspark.config.environment import read_environment
+from dspark.config.errors import CheckpointError, ConfigError
+from dspark.engine.core import Engine, Speculation
+from dspark.engine.device import TORCH_DTYPES, page_memory_bytes, place
+from dspark.engine.identity import engine_identity
+from dspark.engine.loop import EngineLoop
+from dspark.engine.opening import open_checkpoint
+from dspark.engine.speculation import default_speculation, plan_speculation
+from dspark.engine.threads import use_threads_for
+from dspark.engine.tokenizer import TextTokenizer, generation_eos_ids
+from dspark.layers.plans import ModelPlan
+from dspark.models.build import Model, load_model
+from dspark.scheduler.scheduler import Scheduler
+from dspark.state.geometry import page_bytes, rewind_rows, state_geometry
+from dspark.state.model_state import ModelState
+from dspark.state.prefix_cache import PrefixCache
+
+# Every value of an index key fits bf16 exactly, so keys are held in it whatever the other rows are.
+INDEX_DTYPE = torch.bfloat16
+_DEFAULT_INTERVAL_PAGES = 4
+
+log = logging.getLogger("dspark.engine")
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """An engine that is ready to run, with what its callers show and check.
+
+    Attributes:
+        loop: the engine.
+        config, plan: as they run.
+        folder: of the checkpoint.
+        tokenizer: of the checkpoint.
+        admission: notes and remarks on the configuration.
+        speculation: how it speculates.
+        max_model_len: tokens of a request at most.
+        device: where it runs.
+        num_threads: CPU threads of one operation.
+    """
+
+    loop: EngineLoop
+    config: Config
+    plan: ModelPlan
+    folder: Path
+    tokenizer: TextTokenizer
+    admission: Admission
+    speculation: Speculation
+    max_model_len: int
+    device: str
+    num_threads: int
+
+    @property
+    def speculation_status(self) -> str:
+        """ "running", or "not running because ..."; it may change while the engine runs."""
+        return self.loop.engine.speculation_status
+
+
+def assemble(
+    model: str | Path | None = None, *, config: Config | None = None, draft: str = "dspark", **overrides: Any
+) -> Assembly:
+    """Build an engine.
+
+    Args:
+        model: folder of a checkpoint; None is the embedded model.
+        config: all settings; `model` and `overrides` replace its fields.
+        draft: "dspark" or "off", read only without a `config` and without a speculative_config in `overrides`;
+            "dspark" then verifies drafts by `default_speculation`, and decodes plainly where there is no drafter.
+        overrides: fields of `Config`.
+    Raises:
+        ConfigError, CheckpointError: with what to change.
+    """
+    is_default = config is None and "speculative_config" not in overrides
+    opening = open_checkpoint(_merged_config(model, config, draft, overrides), is_draft_optional=is_default)
+    settings = opening.config
+    num_threads = use_threads_for(opening.plan, read_environment())
+    placement = place(settings)
+    identity = engine_identity(settings, opening.plan, opening.folder, placement.ops, placement.device)
+    speculation = plan_speculation(settings, opening.facts, identity)
+    tokenizer = _tokenizer_for(opening.plan, opening.folder)
+    loaded = load_model(
+        opening.folder,
+        placement.ops,
+        placement.dtype,
+        with_draft=settings.speculative_config is not None,
+        draft_folder=opening.draft_folder,
+        device=placement.device,
+    )
+    eos = dict.fromkeys((*loaded.plan.eos_token_ids, *generation_eos_ids(opening.folder)))
+    loaded.plan = replace(loaded.plan, eos_token_ids=tuple(eos))
+    max_model_len = settings.context_len(opening.facts)
+    return Assembly(
+        loop=build_loop(loaded, tokenizer, settings, speculation, max_model_len, placement.device),
+        config=settings,
+        plan=loaded.plan,
+        folder=opening.folder,
+        tokenizer=tokenizer,
+        admission=opening.admission,
+        speculation=speculation,
+        max_model_len=max_model_len,
+        device=str(placement.device),
+        num_threads=num_threads,
+    )
+
+
+def build_loop(
+    model: Model,
+    tokenizer: TextTokenizer,
+    config: Config,
+    speculation: Speculation,
+    max_model_len: int,
+    device: torch.device,
+) -> EngineLoop:
+    """State, scheduler, cache and loop over a loaded model."""
+    geometry = state_geometry(model.plan)
+    page_tokens = geometry.page_tokens
+    device = model.target.embed.weight.device
+    num_pages = config.max_num_pages or _num_pages(model.plan, config, max_model_len, device)
+    state = ModelState(
+        model.plan,
+        config.max_num_seqs,
+        num_pages,
+        1 + speculation.num_speculative_tokens,
+        TORCH_DTYPES[config.kv_cache_dtype],
+        device,
+        index_dtype=INDEX_DTYPE,
+        max_rewind=rewind_rows(geometry, reuses_prefixes=config.enable_prefix_caching),
+    )
+    interval = config.prefix_cache_interval or _DEFAULT_INTERVAL_PAGES * page_tokens
+    return EngineLoop(
+        Engine(model, state, tokenizer, speculation),
+        Scheduler(config.max_num_seqs, config.max_num_batched_tokens, num_pages, page_tokens),
+        PrefixCache(state, config.prefix_cache_bytes),
+        max_model_len,
+        image_interval=-(-interval // page_tokens) * page_tokens,
+        reuses_prefixes=config.enable_prefix_caching,
+    )
+
+
+def _num_pages(plan: ModelPlan, config: Config, max_model_len: int, device: torch.device) -> int:
+    """Enough for every request at full length, or what a share of the memory holds where that is less."""
+    geometry = state_geometry(plan)
+    wanted = config.max_num_seqs * -(-max_model_len // geometry.page_tokens)
+    size = page_bytes(geometry, TORCH_DTYPES[config.kv_cache_dtype].itemsize, INDEX_DTYPE.itemsize)
+    fitting = max(page_memory_bytes(device, config) // size, 1) if size else wanted
+    if fitting < wanted:
+        log.info(
+            "the page pool holds %d tokens, less than %d requests of %d: requests wait or are replayed when it is full",
+            fitting * geometry.page_tokens,
+            config.max_num_seqs,
+            max_model_len,
+        )
+    return min(wanted, fitting)
+
+
+def _tokenizer_for(plan: ModelPlan, folder: Path) -> TextTokenizer:
+    """The folder's tokenizer; it may have fewer tokens than the model has rows, and not more."""
+    tokenizer = TextTokenizer(folder)
+    if tokenizer.vocab_size > plan.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens and the model only {plan.vocab_size} rows: "
+            "use the tokenizer.json that ships with this model"
+        )
+    return tokenizer
+
+
+def _merged_config(model: str | Path | None, config: Config | None, draft: str, overrides: dict[str, Any]) -> Config:
+    if draft not in ("dspark", "off"):
+        raise ConfigError(f'draft must be "dspark" or "off", not {draft!r}')
+    known = {field.name for field in fields(Config)}
+    for name in overrides:
+        if name not in known:
+            raise ConfigError(f"{name!r} is no setting of the engine; known are {', '.join(sorted(known))}")
+    if config is None:
+        config = Config(speculative_config=default_speculation() if draft == "dspark" else None)
+    if model is not None:
+        overrides = {"model": str(model), **overrides}
+    return replace(config, **overrides)
