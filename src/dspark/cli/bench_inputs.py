@@ -13,7 +13,7 @@ from dspark.cli.files import read_text
 from dspark.cli.session import model_folder, prompt_ids
 from dspark.config.errors import DSparkError
 from dspark.engine import LLM
-from dspark.serve.chat_template import read_chat_template
+from dspark.serve.encoding import chat_encoding, piece_ids
 from dspark.train.corpus import read_documents
 
 _CORPUS_PATTERN = "heldout-*.jsonl.xz"
@@ -21,12 +21,12 @@ _FOLDER_PROMPTS = 8
 
 
 def as_item(llm: LLM, prompt: BenchPrompt, model: Path | None) -> Item:
-    """Token ids of a prompt; dialogues go through the model's chat template."""
+    """Token ids of a prompt; dialogues go through the model's chat format."""
     if prompt.text is not None:
-        text = prompt.text
+        token_ids = prompt_ids(llm, prompt.text)
     else:
-        text = read_chat_template(model_folder(model)).render(prompt.messages)
-    return Item(prompt.domain, prompt.name, tuple(prompt_ids(llm, text)))
+        token_ids = piece_ids(llm.tokenizer, chat_encoding(model_folder(model)).pieces(prompt.messages))
+    return Item(prompt.domain, prompt.name, tuple(token_ids))
 
 
 def check_plot(file: Path) -> None:

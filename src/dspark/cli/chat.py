@@ -9,12 +9,13 @@ from dspark.cli.console import fail, has_color, note, out
 from dspark.cli.files import decode_utf8
 from dspark.cli.options import DEFAULTS, DraftChoice
 from dspark.cli.reply import Reply, gather
-from dspark.cli.session import model_folder, open_llm, prompt_ids
+from dspark.cli.session import model_folder, open_llm
 from dspark.cli.token_text import TokenText
 from dspark.config.errors import DSparkError
 from dspark.config.sampling import SamplingParams
 from dspark.engine import LLM
-from dspark.serve.chat_template import ChatTemplate, Message, read_chat_template
+from dspark.serve.encoding import ChatEncoding, chat_encoding, piece_ids
+from dspark.serve.encoding.protocol import Message
 
 
 def chat(
@@ -30,7 +31,7 @@ def chat(
 ) -> None:
     """Talk to the model, a line at a time. /new forgets the dialogue, Ctrl-D ends it, Ctrl-C stops a reply."""
     params = options.sampling_params(temperature, top_p, top_k, min_p, seed, max_tokens, stop)
-    template = read_chat_template(model_folder(model))
+    encoding = chat_encoding(model_folder(model))
     llm = open_llm(model, draft)
     messages: list[Message] = []
     note("type a line; /new starts again, Ctrl-D ends")
@@ -38,7 +39,7 @@ def chat(
         if line == "/new":
             messages.clear()
         elif line:
-            _take_turn(llm, template, params, messages, line)
+            _take_turn(llm, encoding, params, messages, line)
 
 
 def _read_line() -> str | None:
@@ -55,22 +56,29 @@ def _read_line() -> str | None:
             fail(f"{error}: type it again")
 
 
-def _take_turn(llm: LLM, template: ChatTemplate, params: SamplingParams, messages: list[Message], line: str) -> None:
+def _take_turn(llm: LLM, encoding: ChatEncoding, params: SamplingParams, messages: list[Message], line: str) -> None:
     """Ask, print the reply, and remember both; a turn that is refused is forgotten."""
     question = {"role": "user", "content": line}
     try:
-        reply = _answer(llm, template.render([*messages, question]), params)
+        prompt = piece_ids(llm.tokenizer, encoding.pieces([*messages, question]))
+        reply = _answer(llm, prompt, params)
     except DSparkError as error:
         fail(f"{error} (/new starts again)")
         return
-    messages += [question, {"role": "assistant", "content": reply.text}]
+    messages += [question, {"role": "assistant", "content": _spoken(encoding, reply.text)}]
     note(reply.summary())
     if reply.is_interrupted:
         raise typer.Exit(exit_codes.INTERRUPTED)
 
 
-def _answer(llm: LLM, prompt: str, params: SamplingParams) -> Reply:
+def _answer(llm: LLM, prompt: list[int], params: SamplingParams) -> Reply:
     printer = TokenText(out.file, llm.tokenizer.decode, is_colored=has_color())
-    reply = gather(llm, prompt_ids(llm, prompt), params, printer.show)
+    reply = gather(llm, prompt, params, printer.show)
     out.print()
     return reply
+
+
+def _spoken(encoding: ChatEncoding, text: str) -> str:
+    """What a reply says; thoughts are not part of the dialogue that follows."""
+    parser = encoding.parser()
+    return "".join(delta.content for delta in [*parser.push(text), *parser.finish()])

@@ -2,5 +2,6 @@
 
 from dspark.serve.encoding.choose import chat_encoding
 from dspark.serve.encoding.protocol import ChatEncoding, PromptPiece, ReplyDelta, ReplyParser, ToolCallDelta
+from dspark.serve.encoding.token_ids import piece_ids
 
-__all__ = ["ChatEncoding", "PromptPiece", "ReplyDelta", "ReplyParser", "ToolCallDelta", "chat_encoding"]
+__all__ = ["ChatEncoding", "PromptPiece", "ReplyDelta", "ReplyParser", "ToolCallDelta", "chat_encoding", "piece_ids"]
