@@ -19,9 +19,11 @@ from dspark.version import __version__
 
 if TYPE_CHECKING:
     from dspark.engine import LLM
+    from dspark.engine.async_engine import AsyncEngine
 
 __all__ = [
     "LLM",
+    "AsyncEngine",
     "CUDAGraphMode",
     "CompilationConfig",
     "Config",
@@ -32,7 +34,7 @@ __all__ = [
     "__version__",
 ]
 
-_LAZY = {"LLM": "dspark.engine"}
+_LAZY = {"LLM": "dspark.engine", "AsyncEngine": "dspark.engine.async_engine"}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,11 +2,16 @@
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from dspark.config.errors import CheckpointError
+
+# Tokens that tell the parts of a reply apart. Whatever a tokenizer file calls them, they are part of the text: without
+# them nobody could tell thoughts from the answer.
+_MARKUP = frozenset({"<think>", "</think>", "｜DSML｜"})
 
 
 class TextTokenizer:
@@ -17,26 +22,61 @@ class TextTokenizer:
         if not path.is_file():
             raise CheckpointError(f"{folder} has no tokenizer.json: add the file of the model's release")
         try:
-            self._tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+            self._tokenizer = Tokenizer.from_str(_with_markup_as_text(path.read_text(encoding="utf-8")))
         except Exception as error:
             raise CheckpointError(f"{path} is not a tokenizer file ({error}): fetch it again") from error
         self.folder = folder
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         # One more than the largest id, since ids may have holes.
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
-        self.special_ids = frozenset(
-            token_id for token_id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
-        )
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._added_ids = frozenset(added)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text; special tokens may be spelt out, none is added."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of a text in which nothing is a token of the chat format, whatever it spells."""
+        ids: list[int] = self._plain_tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    @cached_property
+    def _plain_tokenizer(self) -> Tokenizer:
+        """The tokenizer without the tokens that stand beside the vocabulary's words."""
+        return Tokenizer.from_str(json.dumps({**json.loads(self._tokenizer.to_str()), "added_tokens": []}))
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ids; special tokens are left out."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """UTF-8 bytes of one token by itself, which may be part of a character; a special token's are its name's."""
+        spelling: str = self._tokenizer.id_to_token(token_id) or ""
+        if token_id not in self._added_ids and isinstance(self._tokenizer.decoder, decoders.ByteLevel):
+            return bytes(_BYTE_OF[letter] for letter in spelling)
+        return (self.decode([token_id]) or spelling).encode()
+
+
+def _with_markup_as_text(source: str) -> str:
+    """A tokenizer file in which the tokens of a reply's markup are not special."""
+    settings = json.loads(source)
+    for token in settings.get("added_tokens") or ():
+        token["special"] = token["special"] and token["content"] not in _MARKUP
+    return json.dumps(settings)
+
+
+def _byte_letters() -> dict[str, int]:
+    """Letters of byte-level vocabularies: printable bytes are their own, the others follow U+0100 in order."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_letters()
 
 
 def generation_eos_ids(folder: Path) -> tuple[int, ...]:

@@ -1,0 +1,178 @@
+"""`dspark serve`: the model behind an OpenAI-compatible address."""
+
+import logging
+import sys
+from enum import StrEnum
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dspark.cli import options
+from dspark.cli.console import note, out
+from dspark.cli.files import read_text
+from dspark.cli.options import DraftChoice
+from dspark.config import Config, SpeculativeConfig
+from dspark.config.errors import DSparkError
+from dspark.config.speculative_json import read_speculative_json
+from dspark.engine.async_engine import AsyncEngine
+from dspark.engine.speculation import default_speculation
+from dspark.serve.settings import ServerSettings
+
+DEFAULTS = Config()
+SERVER_DEFAULTS = ServerSettings()
+EMBEDDED_NAME = "dspark-embedded"
+_PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "jinja2")
+
+
+class MetricsPrefix(StrEnum):
+    """What the names of metrics begin with."""
+
+    DSPARK = "dspark"
+    VLLM = "vllm"
+
+
+class LogLevel(StrEnum):
+    """What is logged on stderr."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def serve(
+    model: options.Model = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen at.")] = SERVER_DEFAULTS.host,
+    port: Annotated[int, typer.Option("--port", help="Port to listen at; 0 takes a free one.")] = SERVER_DEFAULTS.port,
+    draft: options.Draft = DraftChoice.DSPARK,
+    speculative_config: Annotated[
+        str | None,
+        typer.Option("--speculative-config", metavar="JSON", help='Such as {"num_speculative_tokens": 5}.'),
+    ] = None,
+    max_num_seqs: Annotated[
+        int, typer.Option("--max-num-seqs", help="Requests that run at once.")
+    ] = DEFAULTS.max_num_seqs,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option("--max-num-batched-tokens", help="Rows of one pass at most.")
+    ] = DEFAULTS.max_num_batched_tokens,
+    max_model_len: Annotated[
+        int | None, typer.Option("--max-model-len", help="Tokens of a request at most; the model's limit without it.")
+    ] = None,
+    max_num_pages: Annotated[
+        int | None, typer.Option("--max-num-pages", help="Pages of growing storage; sized by the engine without it.")
+    ] = None,
+    no_prefix_caching: Annotated[
+        bool, typer.Option("--no-prefix-caching", help="Compute every prompt from its first token.")
+    ] = False,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option("--served-model-name", help="What clients call the model; may be repeated, the first is shown."),
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api-key", help="Ask clients for this key; may be repeated. Others here can see it: use a file."
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option("--api-key-file", metavar="FILE", help="Read keys from a file, one a line.")
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option("--cors-origin", help="A web origin that may call the server; may be repeated.")
+    ] = None,
+    max_waiting: Annotated[
+        int, typer.Option("--max-waiting", help="Requests that wait at most; more are answered 429.")
+    ] = SERVER_DEFAULTS.max_waiting,
+    request_timeout: Annotated[
+        float, typer.Option("--request-timeout", help="Seconds after which a request is ended.")
+    ] = SERVER_DEFAULTS.request_timeout_s,
+    max_body_bytes: Annotated[
+        int, typer.Option("--max-body-bytes", help="Longest request body.")
+    ] = SERVER_DEFAULTS.max_body_bytes,
+    metrics_prefix: Annotated[
+        MetricsPrefix, typer.Option("--metrics-prefix", help="What the names of metrics begin with.")
+    ] = MetricsPrefix.DSPARK,
+    drain_seconds: Annotated[
+        float, typer.Option("--drain-seconds", help="Seconds that running requests have after a signal to end.")
+    ] = SERVER_DEFAULTS.drain_s,
+    log_level: Annotated[LogLevel, typer.Option("--log-level", help="What is logged on stderr.")] = LogLevel.INFO,
+) -> None:
+    """Serve a model to OpenAI clients: completions, chat, streams, metrics. Ctrl-C or SIGTERM drains and ends it."""
+    _require_packages()
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        served_model_names=tuple(served_model_name or [EMBEDDED_NAME if model is None else model.resolve().name]),
+        api_keys=(*(api_key or ()), *_keys_in(api_key_file)),
+        cors_origins=tuple(cors_origin or ()),
+        max_waiting=max_waiting,
+        request_timeout_s=request_timeout,
+        max_body_bytes=max_body_bytes,
+        metrics_prefix=metrics_prefix.value,
+        drain_s=drain_seconds,
+        log_level=log_level.value,
+    )
+    config = {
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_model_len": max_model_len,
+        "max_num_pages": max_num_pages,
+        "enable_prefix_caching": not no_prefix_caching,
+        **_speculation(speculative_config, draft),
+    }
+    _set_up_log(settings)
+    _run(model, draft, config, settings)
+
+
+def _require_packages() -> None:
+    """Say which extra to install, before anything is loaded."""
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        raise DSparkError(f"dspark serve needs {', '.join(missing)}: install it with pip install 'dspark[serve]'")
+
+
+def _keys_in(file: Path | None) -> list[str]:
+    if file is None:
+        return []
+    keys = [line.strip() for line in read_text(file).splitlines() if line.strip()]
+    if not keys:
+        raise DSparkError(f"{file} holds no API key: write one a line, or leave out --api-key-file")
+    return keys
+
+
+def _speculation(text: str | None, draft: DraftChoice) -> dict[str, SpeculativeConfig]:
+    """The config's field where it was given; without it, --draft decides."""
+    if text is None:
+        return {}
+    if draft is DraftChoice.OFF:
+        raise DSparkError("--speculative-config has no meaning with --draft off: leave one of them out")
+    return {"speculative_config": read_speculative_json(text, adaptive=default_speculation())}
+
+
+def _set_up_log(settings: ServerSettings) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def _run(model: Path | None, draft: DraftChoice, config: dict[str, Any], settings: ServerSettings) -> None:
+    """One engine in this process."""
+    if model is not None and not model.is_dir():
+        what = "is a file, not a folder" if model.exists() else "does not exist"
+        raise DSparkError(f"the model {model} {what}: --model takes the folder of a checkpoint")
+    engine = AsyncEngine(model, draft=draft.value, max_waiting=settings.max_waiting, **config)
+
+    def show(address: str) -> None:
+        out.print(f"{settings.model_name} is served at {address}")
+        out.print(f"speculation: {engine.assembly.speculation_status}")
+        out.file.flush()
+
+    for sentence in engine.assembly.admission.notes:
+        note(f"note: {sentence}")
+    import_module("dspark.serve.run").serve(engine, settings, show)
