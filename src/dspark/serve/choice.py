@@ -1,5 +1,6 @@
 """One sample of an answer as it grows, and the figures that go with an answer."""
 
+from codecs import IncrementalDecoder, getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ class Choice:
         finish_reason: once it has ended.
         num_cached_tokens: prompt tokens that came from a cache.
         statistics: of its rounds.
+        decoder: of its tokens' bytes.
     """
 
     index: int
@@ -38,6 +40,7 @@ class Choice:
     finish_reason: str | None = None
     num_cached_tokens: int = 0
     statistics: AcceptanceStatistics = field(default_factory=lambda: AcceptanceStatistics(0))
+    decoder: IncrementalDecoder = field(default_factory=lambda: getincrementaldecoder("utf-8")("replace"))
 
     def take(self, emission: Emission) -> None:
         """Add what a step emitted."""

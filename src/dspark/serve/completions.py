@@ -150,6 +150,7 @@ def stream_figures(
     if with_origins and not choice.is_scoring:
         figures |= {
             "token_ids": list(emission.token_ids),
+            "token_texts": generation.service.texts.shares(emission.token_ids, choice.decoder),
             "origins": list(emission.origins),
             "verify_len": emission.verify_len,
         }

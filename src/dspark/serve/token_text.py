@@ -1,5 +1,6 @@
 """Tokens as the API shows them: their text, their bytes, and where their text begins in an output."""
 
+from codecs import IncrementalDecoder
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,18 @@ class TokenTexts:
     def octets(self, token_id: int) -> list[int]:
         """The token's bytes."""
         return list(self._token_bytes(token_id))
+
+    def shares(self, token_ids: Sequence[int], decoder: IncrementalDecoder) -> list[str]:
+        """What each token adds to a text; a character made by several tokens belongs to the one that completes it.
+
+        Args:
+            token_ids: the next tokens of an output.
+            decoder: of UTF-8, one for each output; it keeps the bytes of an incomplete character.
+        """
+        return [
+            "" if token_id in self._special_ids else decoder.decode(self._token_bytes(token_id))
+            for token_id in token_ids
+        ]
 
     def num_characters(self, token_id: int) -> int:
         """Characters that begin in the token; a special token adds none to a text."""
