@@ -15,12 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dspark.config.sampling import SamplingParams
-from dspark.scheduler.fifo import FifoScheduler
-from dspark.scheduler.plan import RequestNeeds
 from support.alone import stream_of
-from support.engines import tiny_engine
+from support.loops import LoopDrive
 from support.schedules import Drive, make_wish
-from support.tiny_models import EOS, MAX_LEN, NUM_VALID, LetterTokenizer
+from support.tiny_models import EOS, NUM_VALID, LetterTokenizer
 
 MODELS = {
     "v41": ("v41", False, torch.float32),
@@ -103,35 +101,12 @@ def test_any_schedule_of_plain_decoding(model_name, rng):
     Drive(MODELS[model_name], rng, wishes, "none").run()
 
 
-@pytest.mark.parametrize("model_name", ["v41 quantised", "v4"])
-@schedules(max_examples=10)
-def test_first_come_first_served(model_name, rng):
-    """The same with the plans of the scheduler that ships, under any budget of rows, slots and pages."""
-    wishes = [wish_of(model_name, rng.randrange(len(PAIRS)), rng.randrange(24)) for _ in range(5)]
-    num_slots, num_pages = rng.randint(1, 4), rng.randint(7, 20)
-    engine = tiny_engine(MODELS[model_name], num_slots=num_slots, num_pages=num_pages)
-    queue = FifoScheduler(num_slots, rng.randint(1, 30), num_pages, engine.state.page_tokens)
-    texts = {}
-    for number, wish in enumerate(wishes):
-        request = engine.add(number, wish.prompt, wish.params, MAX_LEN)
-        queue.add(RequestNeeds(number, request.num_pending, 0, request.max_len))
-        texts[number] = ""
-    while engine.requests:
-        for number in queue.admit():
-            engine.start(number)
-        for emission in engine.step(queue.plan(engine.needs)):
-            texts[emission.request_id] += emission.text
-            if emission.finish_reason is not None:
-                queue.finish(emission.request_id)
-                check(engine.remove(emission.request_id), texts[emission.request_id], wishes)
-        engine.state.check_integrity()
-
-
-def check(request, text, wishes):
-    outcome = wishes[request.request_id].outcome
-    if outcome is not None:
-        assert (tuple(request.output_ids), text) == (outcome.token_ids, outcome.text)
-        assert (request.finish_reason, request.logprobs) == (outcome.finish_reason, list(outcome.logprobs))
+@pytest.mark.parametrize("model_name", MODELS)
+@schedules(max_examples=16)
+def test_the_serving_loop(model_name, rng):
+    """The same with the loop that ships: any budget of rows, slots, pages and images, samples, aborts, preemption."""
+    wishes = [wish_of(model_name, rng.randrange(len(PAIRS)), rng.randrange(24)) for _ in range(rng.choice([3, 5, 8]))]
+    LoopDrive(MODELS[model_name], rng, wishes).run()
 
 
 @pytest.mark.parametrize("model_name", ["v41", "v4 quantised bf16"])

@@ -4,10 +4,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dspark.engine.core import Engine, Speculation
+from dspark.engine.loop import EngineLoop
 from dspark.engine.request import Emission
 from dspark.scheduler.plan import PlannedSpan, StepPlan
+from dspark.scheduler.scheduler import Scheduler
 from dspark.speculative.proposer import ContinuationProposer
-from support.tiny_models import BLOCK, NUM_VALID, LetterTokenizer, tiny_model, tiny_state
+from dspark.state.prefix_cache import PrefixCache
+from support.tiny_models import BLOCK, MAX_LEN, NUM_VALID, LetterTokenizer, tiny_model, tiny_state
 
 
 def tiny_engine(model_key: tuple[Any, ...], speculation: Speculation | None = None, **state: Any) -> Engine:
@@ -39,4 +42,44 @@ def finish(engine: Engine, request_ids: Iterable[Any], verify_len: int = BLOCK) 
     while running := [name for name in emissions if engine.requests[name].finish_reason is None]:
         for emission in step(engine, running, verify_len):
             emissions[emission.request_id].append(emission)
+    return emissions
+
+
+def tiny_loop(
+    *model_key: Any,
+    speculation: Speculation | None = None,
+    num_slots: int = 4,
+    num_pages: int = 64,
+    max_rows: int = 64,
+    page_tokens: int = 8,
+    interval_pages: int = 2,
+    image_bytes: int = 2**24,
+    reuses_prefixes: bool = True,
+) -> EngineLoop:
+    """A serving engine over a tiny model, with small pages and images every two of them."""
+    engine = tiny_engine(
+        model_key,
+        speculation,
+        num_slots=num_slots,
+        num_pages=num_pages,
+        page_tokens=page_tokens,
+        max_rewind=page_tokens - 1 if reuses_prefixes else 1,
+    )
+    return EngineLoop(
+        engine,
+        Scheduler(num_slots, max_rows, num_pages, engine.state.page_tokens),
+        PrefixCache(engine.state, image_bytes),
+        MAX_LEN,
+        image_interval=interval_pages * engine.state.page_tokens,
+        reuses_prefixes=reuses_prefixes,
+    )
+
+
+def run_out(loop: EngineLoop) -> dict[Any, list[Emission]]:
+    """Step until nothing is left; all is checked after every step."""
+    emissions: dict[Any, list[Emission]] = {}
+    while loop.has_work:
+        for emission in loop.step():
+            emissions.setdefault(emission.request_id, []).append(emission)
+        loop.check_integrity()
     return emissions

@@ -178,6 +178,7 @@ def tiny_state(
     page_tokens: int = 8,
     garbage: float | None = float("nan"),
     num_ring_rows: int | None = None,
+    max_rewind: int = 0,
 ) -> ModelState:
     """Stores with small pages, so that requests of a few tokens cross them, filled with `garbage` beforehand.
 
@@ -185,7 +186,9 @@ def tiny_state(
     """
     dtype = torch.bfloat16 if model.plan.quant.block else model.target.dtype
     with mock.patch.object(geometry, "_SMALLEST_PAGE_TOKENS", page_tokens):
-        state = ModelState(model.plan, num_slots, num_pages, max_query_len, dtype, num_ring_rows=num_ring_rows)
+        state = ModelState(
+            model.plan, num_slots, num_pages, max_query_len, dtype, num_ring_rows=num_ring_rows, max_rewind=max_rewind
+        )
     if garbage is not None:
         for store in (*state.rings.values(), *state.appends.values()):
             store.fill_(garbage)

@@ -19,13 +19,13 @@ from dspark.cli import session
 from dspark.cli.bench_inputs import choose_prompts
 from dspark.config.errors import DSparkError
 from dspark.config.sampling import SamplingParams
-from dspark.engine.core import Engine, Speculation
+from dspark.engine.core import Speculation
 from dspark.engine.observer import RoundRecord
-from dspark.scheduler.fifo import FifoScheduler
 from dspark.speculative.statistics import AcceptanceStatistics
 from dspark.train.corpus import parse_document
+from support.engines import tiny_loop
 from support.fake_engine import WIDTH, FakeCompletion, FakeLLM
-from support.tiny_models import BLOCK, MAX_LEN, LetterTokenizer, tiny_model, tiny_state
+from support.tiny_models import BLOCK
 
 CPU = torch.device("cpu")
 ITEMS = [Item("code", "code-1", (1, 2)), Item("code", "code-2", (3,)), Item("math", "math-1", (4,))]
@@ -173,22 +173,14 @@ def test_an_observer_sees_every_round_and_changes_nothing():
         observe = list.append
 
     def generate(observer):
-        model = tiny_model("v41")
-        engine = Engine(model, tiny_state(model), LetterTokenizer(), Speculation(num_speculative_tokens=BLOCK))
-        engine.observer = observer
-        scheduler = FifoScheduler(2, 64, 64, 8)
+        loop = tiny_loop("v41")
+        loop.engine.observer = observer
         requests = []
         for number, temperature in enumerate([0.0, 1.0]):
             params = SamplingParams(temperature=temperature, max_tokens=14, ignore_eos=True)
-            requests.append(engine.add(number, [5, 9, 11 + number], params, MAX_LEN))
-            scheduler.add(engine.needs(number))
-        while engine.requests:
-            for request_id in scheduler.admit():
-                engine.start(request_id)
-            for emission in engine.step(scheduler.plan(engine.needs)):
-                if emission.finish_reason:
-                    scheduler.finish(emission.request_id)
-                    engine.remove(emission.request_id)
+            requests.append(loop.add(number, [5, 9, 11 + number], params))
+        while loop.has_work:
+            loop.step()
         return requests
 
     log = Log()

@@ -244,7 +244,7 @@ class EngineLoop:
         if live.samples and request.prompt_len <= committed:
             wanted.append(request.prompt_len - 1)
         for position in dict.fromkeys(wanted):
-            if max(before, 1) <= position and committed - position <= self._state.max_rewind:
+            if max(before, committed - self._state.max_rewind, 1) <= position <= committed:
                 self.cache.keep(live.chain, request.token_ids, state, position)
 
     def _release_samples(self, live: LiveRequest) -> None:
