@@ -1,4 +1,4 @@
-"""`dspark validate`: check the engine against reference numbers."""
+"""`dspark validate`: check the engine against reference numbers, and against itself."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -10,9 +10,11 @@ from rich.table import Table
 
 from dspark.cli import exit_codes, options
 from dspark.cli.console import fail, out, print_json, progress
+from dspark.cli.validate_lifecycle import lifecycle
 from dspark.validate.golden import DTYPES, Check, GoldenReport, validate_case
 
-validate_app = typer.Typer(help="Check the engine against reference numbers.", no_args_is_help=True)
+validate_app = typer.Typer(help="Check the engine against reference numbers and against itself.", no_args_is_help=True)
+validate_app.command("lifecycle")(lifecycle)
 
 
 class DtypeChoice(StrEnum):
@@ -21,11 +23,6 @@ class DtypeChoice(StrEnum):
     FP32 = "fp32"
     BF16 = "bf16"
     BOTH = "both"
-
-
-@validate_app.callback()
-def _validate() -> None:
-    """Keep `golden` a command of its own while it is the only one."""
 
 
 @validate_app.command("golden")

@@ -1,0 +1,137 @@
+"""`dspark validate lifecycle`: engines under schedules that nobody would choose, against each request alone."""
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from dspark.cli import exit_codes, options
+from dspark.cli.console import err, fail, print_report
+from dspark.cli.files import write_whole
+from dspark.cli.session import model_name
+from dspark.config.errors import DSparkError
+from dspark.validate.lifecycle.ragged_probe import probe_ragged
+from dspark.validate.lifecycle.report import lines, tables
+from dspark.validate.lifecycle.run import Budget, Run
+from dspark.validate.lifecycle.run import Progress as OnProgress
+from dspark.validate.lifecycle.sampling_probe import probe_keyed, probe_ratio
+from dspark.validate.lifecycle.scenarios.registry import SCENARIOS
+from dspark.validate.lifecycle.subject import Subject
+from dspark.validate.lifecycle.tiny import TINY_NAMES, write_tiny_checkpoint
+
+DEFAULT_EPISODES = 32
+# Context, longest output and longest random prompt: the model that was asked for may be slow.
+_GIVEN_SIZES = (512, 16, 150)
+_TINY_SIZES = (512, 40)
+
+
+def lifecycle(
+    model: options.Model = None,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", help="Play random episodes for so long.", show_default=False)
+    ] = None,
+    episodes: Annotated[
+        int | None,
+        typer.Option("--episodes", help=f"Play so many random episodes; {DEFAULT_EPISODES} by default."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
+    scenario: Annotated[
+        list[str] | None, typer.Option("--scenario", help="Play this one only, and no episodes; may be repeated.")
+    ] = None,
+    episode: Annotated[int | None, typer.Option("--episode", help="Play this random episode again.")] = None,
+    arrivals: Annotated[
+        str | None, typer.Option("--arrivals", metavar="N,N,...", help="With --episode: only these of its requests.")
+    ] = None,
+    sampling_probe: Annotated[
+        bool, typer.Option("--sampling-probe", help="Also check samplers over seeds, temperatures and filters.")
+    ] = False,
+    ragged_probe: Annotated[
+        bool, typer.Option("--ragged-probe", help="Also compare rows in shared passes with rows alone.")
+    ] = False,
+    output: Annotated[Path | None, typer.Option("--output", metavar="FILE.json", help="Write the report here.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Compare every request of a busy engine with the same request decoded alone, bit for bit; exits 1 on a mismatch.
+
+    Named scenarios run on the model and on two tiny random ones; then random episodes, most of them on the tiny ones.
+    """
+    names = _scenario_names(scenario)
+    budget = _budget(seconds, episodes)
+    wanted = _arrival_numbers(arrivals, episode)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, _display() as on_progress:
+        run = _open(model, Path(folder), seed, on_progress)
+        if episode is not None:
+            run.replay(episode, wanted)
+        else:
+            run.scenarios(names)
+            if sampling_probe:
+                for subject in (run.tiny[0], run.given):
+                    run.report.probes += probe_keyed(subject)
+                run.report.probes += probe_ratio()
+            if ragged_probe:
+                for subject in (*run.tiny, run.given):
+                    run.report.probes += probe_ragged(subject)
+            if not scenario:
+                run.episodes(budget)
+    report = run.report
+    report.seconds = time.perf_counter() - began
+    if output is not None:
+        write_whole(output, (json.dumps(report.as_json(), indent=2) + "\n").encode())
+    print_report(report.as_json() if as_json else None, tables(report), lines(report))
+    if not report.is_ok:
+        fail("the engine does not keep its word: a request depends on what else the engine does")
+        raise typer.Exit(exit_codes.FAILED)
+
+
+def _open(model: Path | None, folder: Path, seed: int, on_progress: OnProgress) -> Run:
+    """Load the model and write the tiny ones."""
+    if model is not None and not model.is_dir():
+        raise DSparkError(f"the model {model} is no folder: --model takes the folder of a checkpoint")
+    max_len, max_output, max_prompt = _GIVEN_SIZES
+    given = Subject(model_name(model), model, max_len, max_output)
+    tiny = [Subject(name, write_tiny_checkpoint(folder / name, name), *_TINY_SIZES) for name in TINY_NAMES]
+    flag = () if model is None else ("--model", str(model))
+    return Run(given, tiny, seed, max_prompt, flag, on_progress)
+
+
+def _scenario_names(wanted: list[str] | None) -> list[str]:
+    unknown = [name for name in wanted or () if name not in SCENARIOS]
+    if unknown:
+        raise DSparkError(f"{unknown[0]!r} is no scenario; known are {', '.join(SCENARIOS)}")
+    return wanted or list(SCENARIOS)
+
+
+def _budget(seconds: float | None, episodes: int | None) -> Budget:
+    if seconds is not None and episodes is not None:
+        raise DSparkError("--seconds and --episodes both say how long to run: give one of them")
+    for name, value in (("--seconds", seconds), ("--episodes", episodes)):
+        if value is not None and not value >= 0:
+            raise DSparkError(f"{name} is {value}: give 0 or more")
+    return Budget(None, seconds) if seconds is not None else Budget(DEFAULT_EPISODES if episodes is None else episodes)
+
+
+def _arrival_numbers(text: str | None, episode: int | None) -> list[int] | None:
+    if text is None:
+        return None
+    if episode is None:
+        raise DSparkError("--arrivals chooses requests of one episode: give --episode as well")
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise DSparkError(f"--arrivals is {text!r}: give numbers with commas between them")
+    return [int(part) for part in parts]
+
+
+@contextmanager
+def _display() -> Iterator[OnProgress]:
+    """A line on stderr that says what runs; nothing where there is no terminal."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as display:
+        task = display.add_task("loading")
+        yield lambda what, steps: display.update(task, description=f"{what}, {steps} random steps so far")

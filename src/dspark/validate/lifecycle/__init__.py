@@ -1,0 +1,1 @@
+"""The lifecycle validator: engines under schedules that nobody would choose, against each request decoded alone."""

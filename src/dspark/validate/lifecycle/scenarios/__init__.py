@@ -1,0 +1,1 @@
+"""Named scenarios: each tells a story in its docstring, and fails as not exercised when the story did not happen."""
