@@ -1,5 +1,6 @@
 """What every test shares: markers by folder, the folder of golden data, and a fixed number of torch threads."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,9 @@ MARKERS = {
 }
 # Tests work on tiny tensors, where one thread is fastest; what must hold for several asks for `two_threads`.
 TEST_THREADS = 1
+# Without an accelerator kernels are interpreted; triton reads this when it is imported, so nobody may do so before.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

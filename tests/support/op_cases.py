@@ -1,11 +1,13 @@
 """Every op of the model as rows in, rows out, with a naive double-precision version beside it.
 
 A case draws the inputs of T rows, calls one op on them, and knows what the op means. What is not a row (weights,
-stores) is fixed by the case. A further set of twins is held to the same rules by adding it to OP_SETS.
+stores) is fixed by the case and lies on the device for which the cases were made. A further set of twins is held to
+the same rules by adding it to `support.op_sets`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -14,12 +16,11 @@ from dspark.ops.elementwise import sigmoid, silu, softplus
 from dspark.ops.engram import hash_ngrams
 from dspark.ops.hyper import StreamMix, head_mix
 from dspark.ops.index import candidate_rows, pick_rows
-from dspark.ops.opset import TORCH_OPS, OpSet
+from dspark.ops.opset import OpSet
 from dspark.ops.rope import rope_frequencies, rotations
-from dspark.ops.route import Route, choose_experts, route_scores, weigh_experts
+from dspark.ops.route import Route, route_scores
 from support import naive_ops as naive
 
-OP_SETS = [TORCH_OPS]
 Rows = tuple[Tensor, ...]
 
 
@@ -45,12 +46,12 @@ class OpCase:
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=generator)
+    return torch.randn(*shape, generator=generator, device="cpu")
 
 
 def fixed(seed: int, *shape: int) -> Tensor:
-    """What all rows share: the same numbers in every call."""
-    return normal(torch.Generator().manual_seed(seed), *shape)
+    """What all rows share: the same numbers in every call, on the device for which the cases are made."""
+    return normal(torch.Generator().manual_seed(seed), *shape).to(torch.get_default_device())
 
 
 def linear_case(depth: int, width: int, dtype: torch.dtype = torch.float32) -> OpCase:
@@ -144,7 +145,7 @@ def rope_case(heads: int | None) -> OpCase:
 
 def hyper_cases(size: int, width: int) -> list[OpCase]:
     """The four ops of hyper-connections with `size` streams."""
-    scale, base = fixed(8, 3), fixed(9, (2 + size) * size)
+    scale, base, weight = fixed(8, 3), fixed(9, (2 + size) * size), fixed(10, size, width)
 
     def mixed(g: torch.Generator, T: int) -> Rows:
         return normal(g, T, (2 + size) * size), normal(g, T, size, width), normal(g, T, width)
@@ -174,8 +175,8 @@ def hyper_cases(size: int, width: int) -> list[OpCase]:
         OpCase(
             f"engram_gate S{size} D{width}",
             lambda g, T: (normal(g, T, size, width), normal(g, T, size, width)),
-            lambda ops, streams, key: (ops.engram_gate(streams, key, fixed(10, size, width), 1e-6),),
-            lambda streams, key: (naive.engram_gate(streams, key, fixed(10, size, width), 1e-6),),
+            lambda ops, streams, key: (ops.engram_gate(streams, key, weight, 1e-6),),
+            lambda streams, key: (naive.engram_gate(streams, key, weight, 1e-6),),
         ),
     ]
 
@@ -187,14 +188,17 @@ def selection_cases() -> list[OpCase]:
         return torch.randint(-4, 5, shape, generator=g).float()
 
     def seen(visible: Tensor, rows: int) -> Tensor:
-        return torch.arange(rows) < visible.unsqueeze(-1)
+        return torch.arange(rows, device=visible.device) < visible.unsqueeze(-1)
+
+    def routed(ops: OpSet, scores: Tensor) -> Rows:
+        return tuple(ops.weigh_experts(scores, ops.choose_experts(scores, bias, 3), True, 1e-20, 1.5))
 
     bias = fixed(11, 9).round()
     return [
         OpCase(
             "choose_experts",
             lambda g, T: (coarse(g, T, 9),),
-            lambda ops, scores: (choose_experts(scores, bias, 4),),
+            lambda ops, scores: (ops.choose_experts(scores, bias, 4),),
             lambda scores: (naive.best_columns(scores + bias, 4),),
             tolerance=0.0,
         ),
@@ -215,12 +219,21 @@ def selection_cases() -> list[OpCase]:
         OpCase(
             "route weights",
             lambda g, T: (normal(g, T, 9) * 4,),
-            lambda ops, logits: tuple(
-                weigh_experts(route_scores(logits), choose_experts(route_scores(logits), bias, 3), True, 1e-20, 1.5)
-            ),
+            lambda ops, logits: routed(ops, route_scores(logits)),
             lambda logits: naive.route(logits, bias, 3, 1e-20, 1.5),
         ),
     ]
+
+
+def norm_case(size: int, dtype: torch.dtype) -> OpCase:
+    weight = fixed(12, size)
+    return OpCase(
+        f"rms_norm {size} {str(dtype)[6:]}",
+        lambda g, T: (normal(g, T, size).to(dtype),),
+        lambda ops, x: (ops.rms_norm(x, weight, 1e-6), ops.rms_norm(x, None, 1e-6)),
+        lambda x: (naive.rms_norm(x, weight, 1e-6), naive.rms_norm(x, None, 1e-6)),
+        tolerance=1e-5 if dtype == torch.float32 else 8e-3,
+    )
 
 
 def elementwise_case(function: Callable[[Tensor], Tensor], reference: Callable[[Tensor], Tensor], size: int) -> OpCase:
@@ -232,70 +245,77 @@ def elementwise_case(function: Callable[[Tensor], Tensor], reference: Callable[[
     )
 
 
-_MULTIPLIERS = torch.tensor([7919, 104729, 1299709])
-_PRIMES = torch.tensor([[11, 13], [17, 19]])
-_OFFSETS = torch.tensor([[0, 11], [24, 41]])
+@cache
+def cases_on(device: str) -> list[OpCase]:
+    """All cases, with what they fix on one device."""
+    with torch.device(device):
+        return _cases()
 
-CASES: list[OpCase] = [
-    *(
-        linear_case(depth, width)
-        for depth, width in ((64, 48), (33, 7), (1, 1), (640, 1), (4, 16), (96, 257), (513, 130), (640, 1024))
-    ),
-    linear_case(64, 48, torch.bfloat16),
-    linear_case(33, 7, torch.bfloat16),
-    attention_case(1, 16, 8, 3),
-    attention_case(3, 32, 8, 5),
-    attention_case(7, 24, 61, 70),
-    attention_case(5, 96, 64, 64, torch.bfloat16),
-    experts_case(5, 2),
-    experts_case(3, 1),
-    experts_case(9, 4),
-    index_case(3, 64),
-    index_case(7, 192),
-    *(
-        quantise_case(field, group, reference, size)
-        for field, group, reference in (
-            ("quantise_fp8", 32, naive.quantise_fp8),
-            ("quantise_fp4", 32, naive.quantise_fp4),
-            ("quantise_fp4_e4m3", 16, naive.quantise_fp4_e4m3),
-        )
-        for size in (1e-7, 1.0, 300.0)
-    ),
-    *(
+
+def _cases() -> list[OpCase]:
+    multipliers = torch.tensor([7919, 104729, 1299709])
+    primes = torch.tensor([[11, 13], [17, 19]])
+    offsets = torch.tensor([[0, 11], [24, 41]])
+    return [
+        *(
+            linear_case(depth, width)
+            for depth, width in ((64, 48), (33, 7), (1, 1), (640, 1), (4, 16), (96, 257), (513, 130), (640, 1024))
+        ),
+        linear_case(64, 48, torch.bfloat16),
+        linear_case(33, 7, torch.bfloat16),
+        attention_case(1, 16, 8, 3),
+        attention_case(3, 32, 8, 5),
+        attention_case(7, 24, 61, 70),
+        attention_case(5, 96, 64, 64, torch.bfloat16),
+        experts_case(5, 2),
+        experts_case(3, 1),
+        experts_case(9, 4),
+        index_case(3, 64),
+        index_case(7, 192),
+        *(
+            quantise_case(field, group, reference, size)
+            for field, group, reference in (
+                ("quantise_fp8", 32, naive.quantise_fp8),
+                ("quantise_fp4", 32, naive.quantise_fp4),
+                ("quantise_fp4_e4m3", 16, naive.quantise_fp4_e4m3),
+            )
+            for size in (1e-7, 1.0, 300.0)
+        ),
+        *(
+            norm_case(size, dtype)
+            for size, dtype in ((1, torch.float32), (37, torch.float32), (1000, torch.float32), (64, torch.bfloat16))
+        ),
+        rope_case(None),
+        rope_case(3),
         OpCase(
-            f"rms_norm {size} {str(dtype)[6:]}",
-            lambda g, T, size=size, dtype=dtype: (normal(g, T, size).to(dtype),),
-            lambda ops, x, size=size: (ops.rms_norm(x, fixed(12, size), 1e-6), ops.rms_norm(x, None, 1e-6)),
-            lambda x, size=size: (naive.rms_norm(x, fixed(12, size), 1e-6), naive.rms_norm(x, None, 1e-6)),
-            tolerance=1e-5 if dtype == torch.float32 else 8e-3,
-        )
-        for size, dtype in ((1, torch.float32), (37, torch.float32), (1000, torch.float32), (64, torch.bfloat16))
-    ),
-    rope_case(None),
-    rope_case(3),
-    OpCase(
-        "pool_groups",
-        lambda g, T: (normal(g, T, 4, 19), normal(g, T, 4, 19) * 3),
-        lambda ops, values, gates: (ops.pool_groups(values, gates),),
-        lambda values, gates: ((values.double() * gates.double().softmax(1)).sum(1),),
-    ),
-    OpCase(
-        "gate_and_up",
-        lambda g, T: (normal(g, T, 2 * 23) * 3,),
-        lambda ops, x: (ops.gate_and_up(x, 2.0), ops.gate_and_up(x, 0.0)),
-        lambda x: (naive.gate_and_up(x, 2.0), naive.gate_and_up(x, 0.0)),
-    ),
-    *hyper_cases(4, 33),
-    *hyper_cases(3, 64),
-    *selection_cases(),
-    *(elementwise_case(sigmoid, naive.sigmoid, size) for size in (1, 13)),
-    *(elementwise_case(silu, lambda x: x * naive.sigmoid(x), size) for size in (1, 13)),
-    *(elementwise_case(softplus, naive.softplus, size) for size in (1, 13)),
-    OpCase(
-        "hash_ngrams",
-        lambda g, T: (torch.randint(0, 500, (T, 3), generator=g),),
-        lambda ops, ngrams: (hash_ngrams(ngrams, _MULTIPLIERS, _PRIMES, _OFFSETS),),
-        lambda ngrams: (naive.hash_ngrams(ngrams, _MULTIPLIERS, _PRIMES, _OFFSETS),),
-        tolerance=0.0,
-    ),
-]
+            "pool_groups",
+            lambda g, T: (normal(g, T, 4, 19), normal(g, T, 4, 19) * 3),
+            lambda ops, values, gates: (ops.pool_groups(values, gates),),
+            lambda values, gates: ((values.double() * gates.double().softmax(1)).sum(1),),
+        ),
+        OpCase(
+            "gate_and_up",
+            lambda g, T: (normal(g, T, 2 * 23) * 3,),
+            lambda ops, x: (ops.gate_and_up(x, 2.0), ops.gate_and_up(x, 0.0)),
+            lambda x: (naive.gate_and_up(x, 2.0), naive.gate_and_up(x, 0.0)),
+        ),
+        OpCase(
+            "mean_streams",
+            lambda g, T: (normal(g, T, 3, 19),),
+            lambda ops, x: (ops.mean_streams(x),),
+            lambda x: (x.double().mean(1),),
+        ),
+        *hyper_cases(4, 33),
+        *hyper_cases(3, 64),
+        *selection_cases(),
+        *(elementwise_case(sigmoid, naive.sigmoid, size) for size in (1, 13)),
+        *(elementwise_case(silu, lambda x: x * naive.sigmoid(x), size) for size in (1, 13)),
+        *(elementwise_case(softplus, naive.softplus, size) for size in (1, 13)),
+        OpCase(
+            "hash_ngrams",
+            lambda g, T: (torch.randint(0, 500, (T, 3), generator=g),),
+            lambda ops, ngrams: (hash_ngrams(ngrams, multipliers, primes, offsets),),
+            lambda ngrams: (naive.hash_ngrams(ngrams, multipliers, primes, offsets),),
+            tolerance=0.0,
+        ),
+    ]
