@@ -11,9 +11,11 @@ from dspark.bench.prompts import DOMAINS, load_prompts
 from dspark.bench.table import generate_lines, generate_tables
 from dspark.cli import exit_codes, options
 from dspark.cli.bench_acceptance import acceptance
+from dspark.cli.bench_host import host
 from dspark.cli.bench_inputs import as_item, check_plot
 from dspark.cli.bench_rows import rows
 from dspark.cli.bench_serve import serve
+from dspark.cli.bench_soak import soak
 from dspark.cli.console import note, print_report, progress
 from dspark.cli.files import write_whole
 from dspark.cli.options import DraftChoice
@@ -22,7 +24,9 @@ from dspark.cli.session import device_of, model_name, open_llm, require_speculat
 bench_app = typer.Typer(help="Measure modes against each other in one run.", no_args_is_help=True)
 bench_app.command("acceptance")(acceptance)
 bench_app.command("rows")(rows)
+bench_app.command("host")(host)
 bench_app.command("serve")(serve)
+bench_app.command("soak")(soak)
 
 
 @bench_app.command("generate")

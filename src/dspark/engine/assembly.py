@@ -123,7 +123,6 @@ def build_loop(
     """State, scheduler, cache and loop over a loaded model."""
     geometry = state_geometry(model.plan)
     page_tokens = geometry.page_tokens
-    device = model.target.embed.weight.device
     num_pages = config.max_num_pages or _num_pages(model.plan, config, max_model_len, device)
     state = ModelState(
         model.plan,
