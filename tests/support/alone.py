@@ -78,15 +78,16 @@ def target_pass(model: Model, state: ModelState, rows: Sequence[tuple[RequestSta
                 [tokens[place - back] if place >= back else -1 for back in reach]
                 for span, (_, tokens) in zip(spans, rows, strict=True)
                 for place in range(span.start, span.stop)
-            ]
+            ],
+            device=state.device,
         )
-    return model.target(PassTokens(torch.tensor(token_ids), ngrams), PassView(state, spans))
+    return model.target(PassTokens(torch.tensor(token_ids, device=state.device), ngrams), PassView(state, spans))
 
 
 def absorb(model: Model, state: ModelState, request: RequestState, target_hidden: Tensor) -> None:
     """Give the draft the features of the rows that were committed last."""
     start = request.committed - target_hidden.shape[0]
-    positions = torch.arange(start, request.committed)
+    positions = torch.arange(start, request.committed, device=state.device)
     keep_context(state, [Span(request, start, len(positions))], model.draft.context_rows(target_hidden, positions))
 
 
@@ -142,7 +143,7 @@ def _outcome(stream: Stream, params: SamplingParams, length: int, text: str, rea
     for row, token in zip(stream.logits[:length], stream.token_ids, strict=False):
         if params.logprobs is None:
             break
-        best = logprobs(row, torch.tensor([token]), params.logprobs, num_valid_tokens=NUM_VALID)
+        best = logprobs(row, torch.tensor([token], device=row.device), params.logprobs, num_valid_tokens=NUM_VALID)
         pairs = zip(best.top_ids[0].tolist(), best.top[0].tolist(), strict=True)
         rank = 1 + sum(other > row[0, token] for other in row[0, :NUM_VALID].tolist())
         found.append(TokenLogprob(best.token.item(), tuple(pairs), token, int(rank)))

@@ -72,7 +72,7 @@ def draft_blocks(
 ) -> DraftHidden:
     """The draft's parallel pass after the committed rows of some requests."""
     view = DraftView(state, [next_span(request, BLOCK) for request in requests])
-    return model.draft(model.draft.block_tokens(torch.tensor(anchors)), view, model.target)
+    return model.draft(model.draft.block_tokens(torch.tensor(anchors, device=state.device)), view, model.target)
 
 
 def prefilled(model: Model, state: ModelState, tokens: Sequence[int], chunk: int | None = None) -> RequestState:

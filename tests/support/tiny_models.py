@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 
+from dspark.engine.device import ops_for
 from dspark.models.build import Model
 from dspark.models.engram_tables import engram_row_counts
 from dspark.models.registry import parse_config
@@ -140,9 +141,12 @@ def tiny_config(family: str, quantised: bool = False) -> dict[str, Any]:
 
 
 @cache
-def tiny_model(family: str, quantised: bool = False, dtype: torch.dtype = torch.float32, seed: int = 0) -> Model:
-    """A model with seeded random weights; built once, never changed."""
-    model = Model(parse_config(tiny_config(family, quantised)), dtype=dtype)
+def tiny_model(
+    family: str, quantised: bool = False, dtype: torch.dtype = torch.float32, seed: int = 0, device: str = "cpu"
+) -> Model:
+    """A model with seeded random weights on a device; built once, never changed."""
+    ops = ops_for(torch.device(device))
+    model = Model(parse_config(tiny_config(family, quantised)), ops, dtype)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         values = torch.randn(parameter.shape, generator=generator)
@@ -153,7 +157,7 @@ def tiny_model(family: str, quantised: bool = False, dtype: torch.dtype = torch.
             buffer.copy_(experts[:, : buffer.shape[1]])
         elif name.endswith("token_map"):
             buffer.copy_(torch.arange(VOCAB) // 2 * 2)
-    return model.eval()
+    return model.to(device).eval()
 
 
 def _scaled(name: str, values: torch.Tensor) -> torch.Tensor:
@@ -187,7 +191,14 @@ def tiny_state(
     dtype = torch.bfloat16 if model.plan.quant.block else model.target.dtype
     with mock.patch.object(geometry, "_SMALLEST_PAGE_TOKENS", page_tokens):
         state = ModelState(
-            model.plan, num_slots, num_pages, max_query_len, dtype, num_ring_rows=num_ring_rows, max_rewind=max_rewind
+            model.plan,
+            num_slots,
+            num_pages,
+            max_query_len,
+            dtype,
+            model.target.embed.weight.device,
+            num_ring_rows=num_ring_rows,
+            max_rewind=max_rewind,
         )
     if garbage is not None:
         for store in (*state.rings.values(), *state.appends.values()):
@@ -207,6 +218,10 @@ class LetterTokenizer:
     def __init__(self, open_ids: Sequence[int] = (7, 23)) -> None:
         self.open_ids = frozenset(open_ids)
 
+    def definition(self) -> Any:
+        """The vocabulary for the grammar library; half a character counts as the whole."""
+        return LetterVocabulary(self)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         pieces = []
         for place, token in enumerate(token_ids):
@@ -222,3 +237,21 @@ class LetterTokenizer:
             else:
                 pieces.append(chr(48 + token))
         return "".join(pieces)
+
+
+class LetterVocabulary:
+    """The letters as the grammar library wants a vocabulary."""
+
+    is_tokenizer_wrapper = True
+    eos_token_id = EOS
+    bos_token_id = 0
+    special_token_ids = (0, EOS)
+
+    def __init__(self, letters: LetterTokenizer) -> None:
+        self.tokens = [b"<bos>", b"<eos>"]
+        for token in range(2, letters.vocab_size):
+            self.tokens.append(letters.decode([token, 0]).encode())
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        whole = text.encode() if isinstance(text, str) else text
+        return [self.tokens.index(bytes([byte])) for byte in whole]

@@ -28,8 +28,16 @@ def place(config: Config) -> Placement:
     """The placement of an admitted configuration: an accelerator where one is visible and not declined."""
     kind = _kind_of(config)
     dtype = config.dtype if config.dtype != "auto" else "bf16" if kind == "cuda" else "fp32"
-    ops = _triton_ops() if kind == "cuda" else TORCH_OPS
-    return Placement(torch.device(kind), ops, TORCH_DTYPES[dtype])
+    device = torch.device(kind)
+    return Placement(device, ops_for(device), TORCH_DTYPES[dtype])
+
+
+def ops_for(device: torch.device) -> OpSet:
+    """The twins for a device; those of Triton are imported only where they run."""
+    if device.type == "cpu":
+        return TORCH_OPS
+    ops: OpSet = importlib.import_module("dspark.ops.opset_triton").TRITON_OPS
+    return ops
 
 
 def engine_facts() -> EngineFacts:
@@ -63,9 +71,3 @@ def _kind_of(config: Config) -> str:
 
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
-
-
-def _triton_ops() -> OpSet:
-    """Imported only here: a machine without triton runs the torch twins on its CPU."""
-    ops: OpSet = importlib.import_module("dspark.ops.opset_triton").TRITON_OPS
-    return ops
