@@ -7,7 +7,8 @@ from dspark.config.environment import Environment, read_environment
 from dspark.config.errors import CheckpointError, ConfigError, DSparkError
 from dspark.config.facts import EngineFacts, HardwareFacts, ModelFacts, ShardedDimension
 from dspark.config.sampling import SamplingParams
-from dspark.config.speculative import DSparkConfig, SpeculativeConfig
+from dspark.config.speculative import DraftHealthConfig, DSparkConfig, SpeculativeConfig
+from dspark.config.structured import StructuredOutput
 
 __all__ = [
     "Admission",
@@ -18,6 +19,7 @@ __all__ = [
     "ConfigError",
     "DSparkConfig",
     "DSparkError",
+    "DraftHealthConfig",
     "EngineFacts",
     "Environment",
     "HardwareFacts",
@@ -25,6 +27,7 @@ __all__ = [
     "SamplingParams",
     "ShardedDimension",
     "SpeculativeConfig",
+    "StructuredOutput",
     "admit",
     "read_environment",
 ]

@@ -6,6 +6,7 @@ from typing import Literal
 
 from dspark.config.checks import require_bool, require_choice, require_int, require_number
 from dspark.config.errors import ConfigError
+from dspark.config.structured import StructuredOutput
 
 SamplerName = Literal["keyed", "ratio"]
 SAMPLERS: tuple[str, ...] = ("keyed", "ratio")
@@ -32,9 +33,11 @@ class SamplingParams:
         max_tokens: emitted tokens at most, >= 1.
         stop: strings that end the output; they are not emitted.
         stop_token_ids: ids that end the output, besides the model's end of sequence.
-        ignore_eos: do not end at the model's end of sequence.
+        ignore_eos: do not end at the model's end of sequence. A structured output then goes on while its form lets it,
+            and ends where it is complete.
         logprobs: alternatives reported for each emitted token; None reports nothing.
         prompt_logprobs: the same for each prompt token after the first.
+        structured: the form that the output must have; None leaves it free.
         sampler: "keyed" (same tokens with and without speculation) or "ratio" (same distribution).
 
     Raises:
@@ -56,6 +59,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured: StructuredOutput | None = None
     sampler: SamplerName = "keyed"
 
     def __post_init__(self) -> None:
@@ -73,6 +77,8 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), low=0, high=MAX_LOGPROBS)
+        if self.structured is not None and not isinstance(self.structured, StructuredOutput):
+            raise ConfigError(f"structured must be a StructuredOutput, not {self.structured!r:.80}")
         self._freeze("stop", _as_stop_strings(self.stop))
         self._freeze("stop_token_ids", _as_token_ids(self.stop_token_ids))
         self._freeze("logit_bias", _as_logit_bias(self.logit_bias))

@@ -46,6 +46,38 @@ class DSparkConfig:
 
 
 @dataclass(frozen=True)
+class DraftHealthConfig:
+    """When an engine stops drafting because it does not pay, and when it tries again. Tokens never depend on it.
+
+    A round here is one request's: 8 requests that run together make 8 rounds in a step.
+
+    Args:
+        floor: mean accepted length (bonus counted) below which drafting stops; 1 gains nothing. At least 1.
+        recovery: mean accepted length of a trial at which drafting is taken up again, >= floor.
+        window: drafted rounds that the mean is taken over.
+        probe_after: rounds without drafts before a trial.
+        probe_rounds: drafted rounds of a trial.
+    """
+
+    floor: float = 1.15
+    recovery: float = 1.3
+    window: int = 256
+    probe_after: int = 2048
+    probe_rounds: int = 64
+
+    def __post_init__(self) -> None:
+        require_number("draft health floor", self.floor, low=1.0)
+        require_number("draft health recovery", self.recovery, low=1.0)
+        for name in ("window", "probe_after", "probe_rounds"):
+            require_int(f"draft health {name}", getattr(self, name), low=1)
+        if self.recovery < self.floor:
+            raise ConfigError(
+                f"draft health recovery {self.recovery:g} is below the floor {self.floor:g}: drafting would stop and "
+                "start again and again; raise it"
+            )
+
+
+@dataclass(frozen=True)
 class SpeculativeConfig:
     """The drafter and the acceptance rule. An engine without one of these decodes plainly.
 
@@ -57,6 +89,7 @@ class SpeculativeConfig:
         spec_decode_acceptance_rate: the same as a rate in [0, 1]: length = 1 + G * rate.
         acceptance_method: "exact"; "relaxed" is understood and refused.
         dspark_config: verify lengths.
+        draft_health: when to stop drafting and when to try again; None drafts whatever it gains.
     """
 
     method: DraftMethod = "dspark"
@@ -66,6 +99,7 @@ class SpeculativeConfig:
     spec_decode_acceptance_rate: float | None = None
     acceptance_method: str = "exact"
     dspark_config: DSparkConfig = field(default_factory=DSparkConfig)
+    draft_health: DraftHealthConfig | None = field(default_factory=DraftHealthConfig)
 
     def __post_init__(self) -> None:
         require_choice("method", self.method, DRAFT_METHODS)
@@ -80,6 +114,8 @@ class SpeculativeConfig:
             require_number("spec_decode_acceptance_rate", self.spec_decode_acceptance_rate, low=0.0, high=1.0)
         if not isinstance(self.dspark_config, DSparkConfig):
             raise ConfigError(f"dspark_config must be a DSparkConfig, not {self.dspark_config!r}")
+        if self.draft_health is not None and not isinstance(self.draft_health, DraftHealthConfig):
+            raise ConfigError(f"draft_health must be a DraftHealthConfig or None, not {self.draft_health!r}")
 
     @property
     def forces_acceptance(self) -> bool:

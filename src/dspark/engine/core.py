@@ -1,55 +1,32 @@
 """The engine: requests in, steps of one ragged pass each, emissions out. `step` reads as the round of the paper."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dspark.config.errors import ConfigError, DSparkError
 from dspark.config.sampling import SamplingParams
 from dspark.engine.finish import take_tokens
+from dspark.engine.grammar import GrammarCompiler
 from dspark.engine.observer import RoundObserver, RoundRecord
-from dspark.engine.request import Emission, PendingDraft, Request, TokenLogprob
-from dspark.engine.row_logprobs import token_logprobs
+from dspark.engine.proposing import pending_drafts
+from dspark.engine.request import Emission, Request, TokenLogprob
+from dspark.engine.row_logprobs import split_rows, token_logprobs
 from dspark.engine.runner import DraftRunner, PassOutput, SpanTokens, TargetRunner
+from dspark.engine.speculation import RUNNING, Speculation
 from dspark.engine.text import TextStream
 from dspark.engine.tokenizer import TextTokenizer
 from dspark.models.build import Model
 from dspark.scheduler.plan import PlannedSpan, RequestId, RequestNeeds, StepPlan
 from dspark.speculative.dspark import DSparkProposer
-from dspark.speculative.forced import ForcedAcceptance
-from dspark.speculative.lengths import FixedLengths, LengthPolicy
-from dspark.speculative.proposer import NoProposer, Proposal, ProposalRequest, Proposer
+from dspark.speculative.health import DraftHealth
+from dspark.speculative.proposer import NoProposer, ProposalRequest, Proposer
 from dspark.speculative.statistics import AcceptanceStatistics
-from dspark.speculative.survival import compute_survival
-from dspark.speculative.verify import Verdict, VerifySpan, verify
+from dspark.speculative.verify import Verdict, VerifySpan, constraint_mask, verify
 from dspark.state.model_state import ModelState, RequestState, StateImage
 
-RUNNING = "running"
-
-
-@dataclass(frozen=True)
-class Speculation:
-    """How an engine speculates.
-
-    Attributes:
-        num_speculative_tokens: drafts of a round at most, 0 for plain decoding.
-        proposer: None takes the checkpoint's own draft.
-        lengths: chooses how many drafts are verified.
-        temperatures: calibrated confidence temperatures, or None.
-        forced: simulated acceptance; the text is then meaningless.
-        inactive_because: why there are no drafts, where there are none.
-    """
-
-    num_speculative_tokens: int = 0
-    proposer: Proposer | None = None
-    lengths: LengthPolicy = field(default_factory=FixedLengths)
-    temperatures: tuple[float, ...] | None = None
-    forced: ForcedAcceptance | None = None
-    inactive_because: str = "it is switched off"
+__all__ = ["Engine", "Speculation"]
 
 
 class Engine:
@@ -68,13 +45,15 @@ class Engine:
         self._proposer = speculation.proposer or self._own_proposer()
         self._require_room(1 + self._proposer.num_speculative_tokens)
         self.statistics = AcceptanceStatistics(self._proposer.num_speculative_tokens)
+        self.health = DraftHealth(speculation.health)
+        self.grammars = GrammarCompiler(tokenizer, model.plan.eos_token_ids, self.num_valid_tokens)
 
     @property
     def speculation_status(self) -> str:
         """ "running", or "not running because ..."."""
         if self._proposer.num_speculative_tokens == 0:
             return f"not running because {self.speculation.inactive_because}"
-        return RUNNING
+        return RUNNING if self.health.is_well else f"not running because {self.health.reason}"
 
     def _require_room(self, max_query_len: int) -> None:
         """Refuse a state whose rings a verify pass would corrupt."""
@@ -97,7 +76,8 @@ class Engine:
         """Take a request in; it holds no state until `start`.
 
         Raises:
-            ConfigError: the prompt is empty or too long, or an id is outside the vocabulary.
+            ConfigError: the prompt is empty or too long, an id is outside the vocabulary, or a structured output has no
+                usable form.
         """
         if not prompt_ids:
             raise ConfigError("the prompt is empty: give at least one token")
@@ -119,7 +99,10 @@ class Engine:
             max_len=min(len(prompt_ids) + params.max_tokens, max_model_len),
             text=TextStream(self.tokenizer.decode, params.stop),
             statistics=AcceptanceStatistics(self._proposer.num_speculative_tokens),
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
+        if params.structured is not None:
+            request.open_constraint = self.grammars.start(params.structured, avoids_eos=params.ignore_eos).copy
         self.requests[request_id] = request
         return request
 
@@ -144,6 +127,7 @@ class Engine:
             self.state.close(request.state)
         request.state = None
         request.draft = None
+        request.constraint = None
         self._proposer.forget(request_id)
 
     def remove(self, request_id: RequestId) -> Request:
@@ -155,6 +139,11 @@ class Engine:
         """A second request that continues the first one's tokens from its committed state; they are its prompt."""
         source = self.requests[request_id]
         assert source.state is not None
+        if params.prompt_logprobs is not None:
+            raise ConfigError(
+                "prompt_logprobs need the rows of the whole prompt, and a fork has none: ask for them "
+                "on the request that it continues"
+            )
         copy = self.add(copy_id, source.token_ids, params, max_model_len)
         try:
             copy.state = self.state.fork(source.state)
@@ -186,9 +175,11 @@ class Engine:
         """
         spans = [self._span_tokens(planned) for planned in plan.spans]
         output = self._target.forward(spans, num_padding)
-        deciding = [planned for planned, span in zip(plan.spans, spans, strict=True) if span.num_logits]
-        verdict = self._verify(deciding, output)
-        emissions, committed = self._commit(plan, verdict, output)
+        deciding = [planned for planned in plan.spans if self._reaches_anchor(planned)]
+        prompt_rows, logits = split_rows(output.logits, [self._logit_counts(planned) for planned in plan.spans])
+        verdict = self._verify(deciding, logits)
+        self._keep_prompt_logprobs(plan, prompt_rows)
+        emissions, committed = self._commit(plan, verdict, logits)
         self._absorb(plan, spans, committed, output)
         self._propose([emission.request_id for emission in emissions if emission.finish_reason is None])
         return emissions
@@ -200,13 +191,23 @@ class Engine:
         assert state is not None and 1 <= planned.num_known <= request.num_pending
         start = state.committed
         known = request.token_ids[start : start + planned.num_known]
-        is_last = planned.num_known == request.num_pending
+        is_last = self._reaches_anchor(planned)
         drafts = request.draft.token_ids[: planned.verify_len] if request.draft and is_last else []
         assert len(drafts) == planned.verify_len, "the plan verifies drafts that do not exist"
         history = request.token_ids[max(start - self._target.history_len, 0) : start]
-        return SpanTokens(state, history, known + drafts, 1 + len(drafts) if is_last else 0)
+        return SpanTokens(state, history, known + drafts, sum(self._logit_counts(planned)))
 
-    def _verify(self, deciding: list[PlannedSpan], output: PassOutput) -> Verdict:
+    def _reaches_anchor(self, planned: PlannedSpan) -> bool:
+        """Whether the span emits: its known rows end at the anchor."""
+        return planned.num_known == self.requests[planned.request_id].num_pending
+
+    def _logit_counts(self, planned: PlannedSpan) -> tuple[int, int]:
+        """Rows of logits that a span wants: those of prompt tokens, then those of the anchor and its drafts."""
+        num_prompt = self.requests[planned.request_id].num_prompt_rows(planned.num_known)
+        return num_prompt, 1 + planned.verify_len if self._reaches_anchor(planned) else 0
+
+    def _verify(self, deciding: list[PlannedSpan], logits: Tensor) -> Verdict:
+        """Judge the drafts of all requests that have reached their anchors; logits hold their rows."""
         spans = []
         for planned in deciding:
             request = self.requests[planned.request_id]
@@ -214,11 +215,19 @@ class Engine:
             probabilities = request.draft.probabilities if request.draft else None
             spans.append(VerifySpan(planned.request_id, request.sampling, drafts, probabilities))
         judge = self.speculation.forced.verify if self.speculation.forced else verify
-        return judge(output.logits, spans, num_valid_tokens=self.num_valid_tokens)
+        mask = constraint_mask(spans, self.num_valid_tokens, logits.device)
+        return judge(logits, spans, num_valid_tokens=self.num_valid_tokens, mask=mask)
 
-    def _commit(
-        self, plan: StepPlan, verdict: Verdict, output: PassOutput
-    ) -> tuple[list[Emission], dict[RequestId, int]]:
+    def _keep_prompt_logprobs(self, plan: StepPlan, prompt_rows: list[Tensor]) -> None:
+        """Collect what the rows of prompt tokens say of the tokens after them."""
+        for planned, logits in zip(plan.spans, prompt_rows, strict=True):
+            request = self.requests[planned.request_id]
+            if request.prompt_logprobs is not None and len(logits):
+                start = len(request.prompt_logprobs)
+                token_ids, count = request.token_ids[start : start + len(logits)], request.params.prompt_logprobs or 0
+                request.prompt_logprobs += token_logprobs(logits, token_ids, count, self.num_valid_tokens)
+
+    def _commit(self, plan: StepPlan, verdict: Verdict, logits: Tensor) -> tuple[list[Emission], dict[RequestId, int]]:
         """Move every request on: the rows of accepted tokens become final. The only place where state moves.
 
         Returns:
@@ -231,8 +240,7 @@ class Engine:
             number = decided.get(planned.request_id)
             num_rows = planned.num_known
             if number is not None:
-                first_row = verdict.row_starts[number]
-                emission = self._emit(request, planned, verdict, number, output.logits[first_row:])
+                emission = self._emit(request, planned, verdict, number, logits[verdict.row_starts[number] :])
                 num_rows += min(emission.num_accepted, len(emission.token_ids))
                 emissions.append(emission)
             assert request.state is not None
@@ -258,6 +266,7 @@ class Engine:
         if is_round:
             for statistics in (request.statistics, self.statistics):
                 statistics.record(planned.verify_len, accepted, num_drafted=num_drafted, num_emitted=len(kept))
+            self.health.observe(accepted + 1, was_drafted=num_drafted > 0)
             if self.observer is not None:
                 self.observer.observe(_record(request, planned.verify_len, accepted, len(kept)))
         request.draft = None
@@ -297,26 +306,13 @@ class Engine:
     def _propose(self, request_ids: list[RequestId]) -> None:
         """Draft the next block of every request that goes on, and choose how much of it is verified."""
         wanted = [request for request in map(self.requests.__getitem__, request_ids) if request.num_left > 1]
-        if not wanted or self._proposer.num_speculative_tokens == 0:
+        if not wanted or self._proposer.num_speculative_tokens == 0 or not self.health.is_drafting:
             return
         asked = [ProposalRequest(request.request_id, request.sampling) for request in wanted]
         proposal = self._proposer.propose(asked)
-        limits = [min(request.num_left - 1, proposal.width) for request in wanted]
-        lengths = self.speculation.lengths.choose(self._survival(proposal), limits)
-        for number, request in enumerate(wanted):
-            probabilities, confidence = proposal.draft_probabilities, proposal.confidence_logits
-            request.draft = PendingDraft(
-                proposal.token_ids[number].tolist(),
-                None if probabilities is None else probabilities[number],
-                lengths[number],
-                None if confidence is None else confidence[number],
-            )
-
-    def _survival(self, proposal: Proposal) -> NDArray[np.float64]:
-        """Survival [R, G]; policies that do not use confidence read the shape only."""
-        if proposal.confidence_logits is None or not self.speculation.lengths.uses_confidence:
-            return np.ones(tuple(proposal.token_ids.shape))
-        return compute_survival(proposal.confidence_logits, self.speculation.temperatures)
+        drafts = pending_drafts(proposal, [request.num_left for request in wanted], self.speculation)
+        for request, draft in zip(wanted, drafts, strict=True):
+            request.draft = draft
 
 
 def _record(request: Request, verify_len: int, num_accepted: int, num_emitted: int) -> RoundRecord:

@@ -1,12 +1,13 @@
 """One request in the engine: its final tokens, its pending drafts, and where its output ends."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from dspark.config.sampling import SamplingParams
 from dspark.engine.text import TextStream
-from dspark.sampling import RequestSampling
+from dspark.sampling import RequestSampling, TokenConstraint
 from dspark.scheduler.plan import RequestId
 from dspark.speculative.statistics import AcceptanceStatistics
 from dspark.state.model_state import RequestState
@@ -55,6 +56,8 @@ class Request:
         prompt_logprobs: of the prompt tokens whose rows have been computed, None in place of the first, which no row
             predicts; None where nobody asked.
         num_cached_tokens: prompt tokens whose rows came from a cache.
+        open_constraint: makes the constraint of an empty output, where the output is structured.
+        constraint: what may follow the output, made when it is needed; see `live_constraint`.
     """
 
     request_id: RequestId
@@ -71,6 +74,8 @@ class Request:
     num_cached_tokens: int = 0
     statistics: AcceptanceStatistics = field(default_factory=lambda: AcceptanceStatistics(0))
     finish_reason: str | None = None
+    open_constraint: Callable[[], TokenConstraint] | None = None
+    constraint: TokenConstraint | None = None
 
     @property
     def output_ids(self) -> list[int]:
@@ -90,7 +95,27 @@ class Request:
     @property
     def sampling(self) -> RequestSampling:
         """Sampling context at the start of a round."""
-        return RequestSampling(self.params, self.prompt_len, self.token_ids)
+        return RequestSampling(self.params, self.prompt_len, self.token_ids, self.live_constraint())
+
+    def live_constraint(self) -> TokenConstraint | None:
+        """What may follow the output, or None; after a preemption it is made anew from the emitted tokens."""
+        if self.constraint is None and self.open_constraint is not None:
+            self.constraint = self.open_constraint()
+            for token in self.output_ids:
+                is_allowed = self.constraint.advance(token)
+                assert is_allowed, "an emitted token is not allowed by the request's own constraint"
+        return self.constraint
+
+    def num_prompt_rows(self, num_known: int) -> int:
+        """Rows among the next `num_known` whose log-probabilities of prompt tokens are wanted; they end the span.
+
+        Rows that a replay computes again were collected before.
+        """
+        if self.prompt_logprobs is None or self.state is None:
+            return 0
+        collected = len(self.prompt_logprobs) - 1
+        assert self.state.committed <= collected or self.origins, "rows of the prompt were skipped"
+        return max(min(self.state.committed + num_known, self.prompt_len - 1) - collected, 0)
 
 
 @dataclass(frozen=True)
@@ -101,7 +126,8 @@ class Emission:
         request_id: key.
         token_ids: emitted tokens; the first `num_accepted` are accepted drafts, the rest the target's own.
         text: text that has become certain; held back while a character or a stop string may still be open.
-        finish_reason: "stop" or "length" with the last emission, None before.
+        finish_reason: "stop", "length" or "error" with the last emission, None before. "error" is a structured output
+            that its grammar could not bring to an end within the limits of a step.
         statistics: the request's rounds so far.
         prompt_len: tokens of the prompt.
         verify_len: drafts that were verified in the round.

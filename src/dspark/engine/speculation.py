@@ -1,19 +1,45 @@
 """From the configuration to the way an engine speculates, with a reason whenever it does not."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dspark.config import Config, DSparkConfig, SpeculativeConfig
+from dspark.config import Config, DraftHealthConfig, DSparkConfig, SpeculativeConfig
 from dspark.config.facts import ModelFacts
-from dspark.engine.core import Speculation
 from dspark.speculative.forced import ForcedAcceptance
 from dspark.speculative.lengths import FixedLengths, LengthPolicy, ThresholdLengths, ThroughputLengths
 from dspark.speculative.profile import CalibrationProfile, load_profile
+from dspark.speculative.proposer import Proposer
 
 # A row costs about a tenth of a plain step of the embedded model on a CPU: a draft that survives less often does not
 # pay for its row (`dspark bench generate`). Which rows are sent never changes the tokens.
 DEFAULT_THRESHOLD = 0.1
+
+RUNNING = "running"
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How an engine speculates.
+
+    Attributes:
+        num_speculative_tokens: drafts of a round at most, 0 for plain decoding.
+        proposer: None takes the checkpoint's own draft.
+        lengths: chooses how many drafts are verified.
+        temperatures: calibrated confidence temperatures, or None.
+        forced: simulated acceptance; the text is then meaningless.
+        health: when to stop drafting and when to try again; None drafts whatever it gains.
+        inactive_because: why there are no drafts, where there are none.
+    """
+
+    num_speculative_tokens: int = 0
+    proposer: Proposer | None = None
+    lengths: LengthPolicy = field(default_factory=FixedLengths)
+    temperatures: tuple[float, ...] | None = None
+    forced: ForcedAcceptance | None = None
+    health: DraftHealthConfig | None = None
+    inactive_because: str = "it is switched off"
 
 
 def plan_speculation(config: Config, facts: ModelFacts, identity: Mapping[str, Any]) -> Speculation:
@@ -44,6 +70,8 @@ def plan_speculation(config: Config, facts: ModelFacts, identity: Mapping[str, A
         lengths=_length_policy(dspark, profile, config.max_num_batched_tokens),
         temperatures=profile.temperatures if profile else None,
         forced=forced,
+        # Forced acceptance measures the speed of drafting, whatever the drafts are worth.
+        health=None if forced else settings.draft_health,
     )
 
 

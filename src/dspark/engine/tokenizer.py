@@ -48,6 +48,14 @@ class TextTokenizer:
         """The tokenizer without the tokens that stand beside the vocabulary's words."""
         return Tokenizer.from_str(json.dumps({**json.loads(self._tokenizer.to_str()), "added_tokens": []}))
 
+    def definition(self) -> str:
+        """The tokenizer as the text of a tokenizer.json that neither pads nor truncates."""
+        plain = Tokenizer.from_str(self._tokenizer.to_str())
+        plain.no_padding()
+        plain.no_truncation()
+        text: str = plain.to_str()
+        return text
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ids; special tokens are left out."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)

@@ -1,6 +1,7 @@
 """From a row of logits to a token: penalties, filters, keyed noise, log-probabilities."""
 
 from dspark.sampling.batch import SamplingBatch
+from dspark.sampling.constraint import ConstraintWalk, TokenConstraint
 from dspark.sampling.draw import draw, filtered_probabilities
 from dspark.sampling.logprobs import Logprobs, logprobs
 from dspark.sampling.noise import Stream, gumbel_noise, keyed_uniform
@@ -12,11 +13,13 @@ from dspark.sampling.rows import (
 )
 
 __all__ = [
+    "ConstraintWalk",
     "Logprobs",
     "RequestSampling",
     "RowSampling",
     "SamplingBatch",
     "Stream",
+    "TokenConstraint",
     "draw",
     "filtered_probabilities",
     "gumbel_noise",

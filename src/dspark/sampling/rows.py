@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dspark.config.sampling import SamplingParams
+from dspark.sampling.constraint import TokenConstraint
 from dspark.sampling.noise import Stream
 
 
@@ -53,11 +54,13 @@ class RequestSampling:
         params: sampling parameters.
         prompt_len: number of prompt tokens, at least 1.
         history: all final token ids, prompt first, anchor last. May be the engine's own list; it is only read.
+        constraint: what may follow the final tokens, or None. May be the engine's own; it is only copied.
     """
 
     params: SamplingParams
     prompt_len: int
     history: Sequence[int]
+    constraint: TokenConstraint | None = None
 
     @property
     def anchor_id(self) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dspark.config.errors import ConfigError
 from dspark.sampling import (
+    ConstraintWalk,
     RowSampling,
     SamplingBatch,
     Stream,
@@ -89,15 +90,19 @@ class DSparkProposer:
         vocab_size = self._num_valid_tokens or logits.shape[2]
         batch = SamplingBatch.build([_draft_row(request) for request in requests], vocab_size, logits.device)
         wants_probabilities = any(uses_ratio_test(request.sampling.params) for request in requests)
+        walk = ConstraintWalk([request.sampling.constraint for request in requests], vocab_size, logits.device)
         prev = torch.tensor([request.anchor_id for request in requests], dtype=torch.int64, device=logits.device)
         tokens, confidences, probabilities = [], [], []
         for k in range(self.num_speculative_tokens):
             confidences.append(self._model.confidence_logits(hidden[:, k], prev))
             corrected = _add_bias(logits[:, k], self._model.markov_bias(prev))
+            mask = walk.mask()
             if wants_probabilities:
-                probabilities.append(filtered_probabilities(corrected, batch, num_valid_tokens=vocab_size))
-            prev = draw(corrected, batch, num_valid_tokens=vocab_size)
+                found = filtered_probabilities(corrected, batch, num_valid_tokens=vocab_size, mask=mask)
+                probabilities.append(found)
+            prev = draw(corrected, batch, num_valid_tokens=vocab_size, mask=mask)
             batch = batch.advance(prev)
+            walk.advance(prev)
             tokens.append(prev)
         return Proposal(
             request_ids=tuple(request.request_id for request in requests),

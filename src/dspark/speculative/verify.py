@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dspark.config.errors import ConfigError
 from dspark.sampling import RequestSampling, draw, filtered_probabilities, is_plain_greedy, uses_ratio_test
+from dspark.sampling.constraint import fill_allowed_rows
 from dspark.sampling.noise import seeds_tensor
 from dspark.speculative.proposer import RequestId
 from dspark.speculative.rejection import RatioBatch, decide_by_ratio, one_hot
@@ -107,6 +108,19 @@ def verify(
         for i, tokens in zip(chosen, emitted, strict=True):
             token_ids[i] = tokens
     return make_verdict(spans, token_ids, starts)
+
+
+def constraint_mask(
+    spans: Sequence[VerifySpan], num_valid_tokens: int, device: torch.device | str = "cpu"
+) -> Tensor | None:
+    """Tokens that may be drawn from each row of a verify pass: [T, V] bool, or None where no request is constrained."""
+    if all(span.sampling.constraint is None for span in spans):
+        return None
+    mask = torch.ones(sum(span.num_rows for span in spans), num_valid_tokens, dtype=torch.bool)
+    for span, start in zip(spans, row_starts(spans, len(mask)), strict=True):
+        if span.sampling.constraint is not None:
+            fill_allowed_rows(mask[start : start + span.num_rows], span.sampling.constraint, span.draft_ids)
+    return mask.to(device)
 
 
 def row_starts(spans: Sequence[VerifySpan], num_rows: int) -> list[int]:
