@@ -2,7 +2,8 @@
 
 The prompt says what happens: "drop" closes the connection after two chunks, "refuse" answers 500, "error" sends an
 error inside the stream, "slow" waits before the first chunk, "garbage" sends no JSON, "silent" answers without text,
-"hang" never ends, "nousage" leaves out the usage. Anything else is answered in `CHUNKS` of several tokens.
+"hang" never ends, "nousage" leaves out the usage. Anything else is answered in `CHUNKS` of several tokens. Token ids as
+prompt are answered like any text; a request that does not stream gets the same answer in one piece.
 """
 
 import asyncio
@@ -24,13 +25,22 @@ class FakeOpenAI:
         chunks: texts and token ids of an answer.
         is_dspark: offer what only this package's server offers: token ids, rounds, /debug/engine.
         gap_s: between chunks.
+        finish_reason: of every answer.
     """
 
-    def __init__(self, chunks: Sequence = CHUNKS, *, is_dspark: bool = False, gap_s: float = GAP_S) -> None:
-        self.chunks, self.is_dspark, self.gap_s = chunks, is_dspark, gap_s
+    def __init__(
+        self,
+        chunks: Sequence = CHUNKS,
+        *,
+        is_dspark: bool = False,
+        gap_s: float = GAP_S,
+        finish_reason: str = "length",
+    ) -> None:
+        self.chunks, self.is_dspark, self.gap_s, self.finish_reason = chunks, is_dspark, gap_s, finish_reason
         self.bodies: list[dict] = []
         self.most_at_once = 0
         self.drafts = 0
+        self.engine = {"num_running": 0, "num_waiting": 0, "num_pages": 8, "num_free_pages": 5, "num_cached_pages": 3}
         self._at_once = 0
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -69,6 +79,8 @@ class FakeOpenAI:
                     self._get(path, writer)
                 elif path == "/tokenize":
                     _answer(writer, 200, json.dumps({"tokens": list(range(200))}))
+                elif not body.startswith(b'{"') or not path.startswith("/v1/c"):
+                    _refuse(writer, 400 if path.startswith("/v1/c") else 404)
                 else:
                     await self._complete(json.loads(body), writer)
                 await writer.drain()
@@ -78,9 +90,10 @@ class FakeOpenAI:
             writer.close()
 
     def _get(self, path: str, writer: asyncio.StreamWriter) -> None:
-        pages = {"/v1/models": json.dumps({"data": [{"id": "fake"}]}), "/health": "{}", "/metrics": self._metrics()}
+        models = {"data": [{"id": "fake", "max_model_len": 256}]}
+        pages = {"/v1/models": json.dumps(models), "/health": '{"status": "ready"}', "/metrics": self._metrics()}
         if self.is_dspark:
-            pages["/debug/engine"] = "{}"
+            pages["/debug/engine"] = json.dumps(self.engine)
         _answer(writer, 200 if path in pages else 404, pages.get(path, "{}"))
 
     def _metrics(self) -> str:
@@ -108,7 +121,11 @@ class FakeOpenAI:
         prompt = messages[-1]["content"] if messages else body["prompt"]
         word = prompt.split()[0] if isinstance(prompt, str) and prompt.split() else ""
         if word == "refuse":
-            _answer(writer, 500, json.dumps({"error": {"message": "no"}}))
+            _refuse(writer, 500)
+            return
+        if not body.get("stream"):
+            await asyncio.sleep(FIRST_S)
+            _answer(writer, 200, json.dumps(self._whole(messages is not None)))
             return
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         _send(writer, ": a comment\n\n")
@@ -138,9 +155,17 @@ class FakeOpenAI:
                 chunk["dspark"] = {"token_ids": list(token_ids)}
             _event(writer, chunk)
             await writer.drain()
-        _event(writer, _chunk(is_chat, "", "length"))
+        _event(writer, _chunk(is_chat, "", self.finish_reason))
         if word != "nousage":
             _event(writer, self._closing())
+
+    def _whole(self, is_chat: bool) -> dict:
+        text = "".join(text for text, _ in self.chunks)
+        choice = {"message": {"content": text}} if is_chat else {"text": text}
+        closing = self._closing()
+        token_ids = [token_id for _, token_ids in self.chunks for token_id in token_ids]
+        figures = {"dspark": {"choices": [{"index": 0, "token_ids": token_ids}]}} if self.is_dspark else {}
+        return {**closing, **figures, "choices": [{"index": 0, **choice, "finish_reason": self.finish_reason}]}
 
     def _closing(self) -> dict:
         num_tokens = sum(len(token_ids) for _, token_ids in self.chunks)
@@ -163,6 +188,10 @@ def _event(writer: asyncio.StreamWriter, value: dict) -> None:
 def _send(writer: asyncio.StreamWriter, text: str) -> None:
     content = text.encode()
     writer.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
+
+
+def _refuse(writer: asyncio.StreamWriter, status: int) -> None:
+    _answer(writer, status, json.dumps({"error": {"message": "no", "type": "invalid_request_error"}}))
 
 
 def _answer(writer: asyncio.StreamWriter, status: int, text: str) -> None:

@@ -132,14 +132,7 @@ class ServeClient:
     ) -> None:
         self.url, self.model, self.timeout_s, self.wants_token_ids = url, model, timeout_s, wants_token_ids
         self._httpx = require_httpx()
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        # No limit of its own: a pool that makes requests wait would hide the server's answer to the load.
-        limits = self._httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        # A proxy of the environment has no business on the loopback.
-        trust_env = urlsplit(url).hostname not in _LOOPBACK
-        self._client = self._httpx.AsyncClient(
-            base_url=url, headers=headers, timeout=None, limits=limits, trust_env=trust_env
-        )
+        self._client = open_http(url, api_key)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -246,6 +239,21 @@ def _as_record(
 
 def _count(value: Any) -> int:
     return value if isinstance(value, int) else 0
+
+
+def open_http(url: str, api_key: str | None) -> Any:
+    """An asynchronous HTTP client of one server, with as many connections as are asked for.
+
+    Raises:
+        DSparkError: the HTTP library is not installed.
+    """
+    httpx = require_httpx()
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    # No limit of its own: a pool that makes requests wait would hide the server's answer to the load.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    # A proxy of the environment has no business on the loopback.
+    trust_env = urlsplit(url).hostname not in _LOOPBACK
+    return httpx.AsyncClient(base_url=url, headers=headers, timeout=None, limits=limits, trust_env=trust_env)
 
 
 def require_httpx() -> ModuleType:

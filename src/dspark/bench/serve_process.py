@@ -32,6 +32,7 @@ class ServerProcess:
 
     Attributes:
         url: its address, once the context is entered.
+        num_tracebacks: that it has printed so far.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class ServerProcess:
         arguments: Sequence[str],
         *,
         start_s: float = 180.0,
-        stop_s: float = 20.0,
+        stop_s: float = 45.0,
         program: Sequence[str] = (sys.executable, "-c", _PROGRAM),
     ) -> None:
         self._command = [*program, "serve", "--host", "127.0.0.1", "--port", "0", *arguments]
@@ -48,6 +49,7 @@ class ServerProcess:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._has_address = threading.Event()
         self.url = ""
+        self.num_tracebacks = 0
 
     @property
     def pid(self) -> int:
@@ -112,6 +114,7 @@ class ServerProcess:
         assert process is not None and process.stdout is not None
         for line in process.stdout:
             self._lines.append(line.rstrip("\n"))
+            self.num_tracebacks += line.startswith("Traceback (most recent call last)")
             if not self.url and (match := _ADDRESS.search(line)):
                 self.url = f"http://127.0.0.1:{match[1]}"
                 self._has_address.set()
