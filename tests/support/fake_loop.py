@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from dspark.config import Admission, Config, SamplingParams
 from dspark.config.errors import ConfigError
-from dspark.engine import Emission
+from dspark.engine import Emission, embedded_folder
 from dspark.engine.assembly import Assembly
+from dspark.engine.core import Speculation
+from dspark.engine.device import place
 from dspark.engine.request import TokenLogprob
 from dspark.engine.status import LoopStatus, PrefixStatistics
 from dspark.engine.text import TextStream
@@ -31,8 +32,8 @@ class FakeTokenizer(ByteTokenizer):
     def decode(self, token_ids: Sequence[int]) -> str:
         return super().decode([token for token in token_ids if token < BOS])
 
-    def spelling(self, token_id: int) -> str:
-        return {BOS: "<bos>", EOS: "<eos>"}.get(token_id) or chr(token_id)
+    def encode_plain(self, text: str) -> list[int]:
+        return self.encode(text)
 
     def token_bytes(self, token_id: int) -> bytes:
         return {BOS: b"<bos>", EOS: b"<eos>"}.get(token_id) or bytes([token_id])
@@ -59,6 +60,13 @@ class FakeScheduler:
 
 
 @dataclass
+class FakeCore:
+    """Whether drafts are proposed; a test may change it while the loop runs."""
+
+    speculation_status: str = "running"
+
+
+@dataclass
 class FakeLoop:
     """Emits one token of every running request in its first step, then `accepted` drafts and a bonus in each.
 
@@ -71,12 +79,12 @@ class FakeLoop:
     max_num_seqs: int = 4
     max_model_len: int = 2048
     before_step: Callable[[int], None] = lambda step: None
-    speculation: str = "running"
     num_cached_tokens: int = 0
     requests: dict[Any, FakeRequest] = field(default_factory=dict)
     submitted: list[tuple[Any, list[int], SamplingParams]] = field(default_factory=list)
     aborted: list[Any] = field(default_factory=list)
     num_steps: int = 0
+    engine: FakeCore = field(default_factory=FakeCore)
     scheduler: FakeScheduler = field(default_factory=FakeScheduler)
     acceptance: AcceptanceStatistics = field(default_factory=lambda: AcceptanceStatistics(WIDTH))
 
@@ -126,7 +134,7 @@ class FakeLoop:
             last_step_rows=0,
             last_verify_rows=0,
             prefix=PrefixStatistics(0, 0, 0, 0, 0, 0, 0),
-            speculation=self.speculation,
+            speculation=self.engine.speculation_status,
             acceptance=AcceptanceStatistics.from_dict(self.acceptance.to_dict()),
         )
 
@@ -175,7 +183,8 @@ class FakeLoop:
 
 def logprob(token: int, count: int) -> TokenLogprob:
     """A value that names its token, which is the most likely one."""
-    return TokenLogprob(token=-token / 1000, top=tuple((token + k, -token / 1000 - k) for k in range(count)))
+    top = tuple((token + k, -token / 1000 - k) for k in range(count))
+    return TokenLogprob(token=-token / 1000, top=top, token_id=token, rank=1)
 
 
 def sleeping(seconds: float) -> Callable[[int], None]:
@@ -200,11 +209,12 @@ def fake_assembly(loop: FakeLoop | None = None, **config: Any) -> Assembly:
         loop=loop,
         config=Config(max_num_seqs=loop.max_num_seqs, **config),
         plan=FakePlan(),
-        folder=Path("straw"),
+        folder=embedded_folder(),
+        draft_folder=None,
         tokenizer=FakeTokenizer(),
         admission=Admission(),
+        speculation=Speculation(),
         max_model_len=loop.max_model_len,
-        speculation_status=loop.speculation,
-        device="cpu",
+        placement=place(Config(device="cpu")),
         num_threads=1,
     )

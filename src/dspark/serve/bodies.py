@@ -1,6 +1,7 @@
 """Request bodies: bytes to JSON to a checked model, with a sentence for whatever is wrong on the way."""
 
 import json
+import re
 from collections.abc import Awaitable, Callable
 from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar, get_args
@@ -17,6 +18,7 @@ MAX_DEPTH = 64
 _JSON_TYPES = ("application/json", "text/json")
 # Tags that pydantic puts into the place of an error where a field is a union; they are no part of the request.
 _UNION_TAGS = ("list[", "function-", "constrained-", "nullable", "union[", "tagged-")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SCALAR_TAGS = frozenset({"str", "int", "float", "bool", "dict", "literal"})
 
 
@@ -76,6 +78,8 @@ def _parse_json(body: bytes) -> Any:
     except ValueError as error:  # an integer with more digits than Python reads
         raise bad_request(f"the body holds a number that is too long ({error})"[:200], code="invalid_json") from None
     _require_shallow(value)
+    if _SURROGATE.search(text):
+        _require_characters(value)
     return value
 
 
@@ -97,6 +101,17 @@ def _require_shallow(value: Any) -> None:
         if not level:
             return
     raise _too_deep()
+
+
+def _require_characters(value: Any) -> None:
+    """JSON can spell halves of surrogate pairs, which no text in UTF-8 can hold, answers neither."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = str(error.object)[error.start]
+        raise bad_request(
+            f"the body holds \\u{ord(half):04x}, half of a surrogate pair, which is no character", code="invalid_json"
+        ) from None
 
 
 def _too_deep() -> ApiError:

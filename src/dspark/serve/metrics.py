@@ -45,7 +45,7 @@ class Metrics:
         self._http = self._counter("http_requests", "Answered HTTP requests.", "method", "path", "status")
         for reason in ("stop", "length"):
             self._success.labels(model_name, reason)
-        self._registry.register(_EngineNumbers(prefix, model_name, status))  # type: ignore[arg-type]
+        self._registry.register(_EngineNumbers(prefix, model_name, status))
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
         return Histogram(f"{self._prefix}:{name}", text, ["model_name"], registry=self._registry, buckets=buckets)

@@ -71,6 +71,18 @@ class StructuredOutputs(Strict):
     json_object: StrictBool | None = None
 
 
+def _read_stop(value: Any) -> tuple[str, ...] | None:
+    """One text, or several."""
+    if value is None:
+        return None
+    texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else ()
+    if (not texts and value != []) or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError("stop must be a non-empty string or a list of them")
+    if len(texts) > MAX_STOPS:
+        raise ValueError(f"stop holds {len(texts)} strings, and {MAX_STOPS} are taken at most")
+    return texts
+
+
 class GenerationRequest(Strict):
     """What completions and chat completions have in common."""
 
@@ -80,7 +92,7 @@ class GenerationRequest(Strict):
     n: Annotated[StrictInt, Field(ge=1, le=MAX_SAMPLES)] | None = None
     presence_penalty: Number | None = None
     seed: StrictInt | None = None
-    stop: StrictStr | Annotated[list[StrictStr], Field(max_length=MAX_STOPS)] | None = None
+    stop: Annotated[tuple[str, ...] | None, PlainValidator(_read_stop)] = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     temperature: Number | None = None
@@ -119,13 +131,13 @@ class GenerationRequest(Strict):
 def _read_prompt(value: Any) -> str | list[str] | list[list[int]]:
     """One text, several texts, or the token ids of one or several prompts; one list of ids becomes a list of one."""
     if isinstance(value, str):
-        return _readable(value)
+        return value
     if not isinstance(value, list):
         raise ValueError("prompt must be text, token ids, or a list of either")
     if not value:
         raise ValueError("prompt is empty: give text or token ids")
     if all(isinstance(item, str) for item in value):
-        return [_readable(item) for item in value]
+        return value
     if _are_ids(value):
         return [value]
     for place, item in enumerate(value):
@@ -138,15 +150,6 @@ def _read_prompt(value: Any) -> str | list[str] | list[list[int]]:
 
 def _are_ids(value: list[Any]) -> bool:
     return all(type(item) is int and item >= 0 for item in value)
-
-
-def _readable(text: str) -> str:
-    """Text that UTF-8 can hold."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(f"prompt is not valid text: its character {error.start} is half of a surrogate pair") from None
-    return text
 
 
 class CompletionRequest(GenerationRequest):

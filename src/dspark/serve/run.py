@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Callable, Generator
 
 import uvicorn
@@ -39,6 +40,9 @@ class DrainingServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Handle signals in the event loop; unlike uvicorn's own way, none is raised again afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread may
+            return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.begin_drain)
@@ -62,9 +66,12 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def open_socket(host: str, port: int) -> socket.socket:
+def open_socket(host: str, port: int, unread_s: float | None = None) -> socket.socket:
     """A socket that listens.
 
+    Args:
+        host, port: where; port 0 takes a free one.
+        unread_s: seconds after which the kernel gives up a connection whose client takes nothing; where it can.
     Raises:
         DSparkError: the address is unknown or in use.
     """
@@ -72,6 +79,9 @@ def open_socket(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if unread_s is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+            # Connections inherit it. Without it, what was written to such a client would be kept for ever.
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(unread_s * 1000), 2**31 - 1))
         listening.bind(address)
     except OSError as error:
         raise DSparkError(f"cannot listen at {host}, port {port}: {error.strerror or error}") from error
@@ -109,7 +119,7 @@ def serve(engine: AsyncEngine, settings: ServerSettings, on_listening: Callable[
     Raises:
         DSparkError: it cannot listen there.
     """
-    listening = open_socket(settings.host, settings.port)
+    listening = open_socket(settings.host, settings.port, settings.request_timeout_s)
     server = make_server(create_app(engine, settings), engine, settings)
     address = address_of(listening, settings.host)
 

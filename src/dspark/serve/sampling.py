@@ -109,7 +109,7 @@ def _shared_settings(request: GenerationRequest) -> dict[str, Any]:
         "presence_penalty": request.presence_penalty,
         "frequency_penalty": request.frequency_penalty,
         "logit_bias": _logit_bias(request.logit_bias),
-        "stop": _stop(request.stop),
+        "stop": request.stop,
         "stop_token_ids": request.stop_token_ids,
         "sampler": request.sampler,
         "structured": _structured(request),
@@ -121,15 +121,6 @@ def _shared_settings(request: GenerationRequest) -> dict[str, Any]:
 def _top_k(top_k: int | None) -> int | None:
     """-1 is another spelling of "all"."""
     return 0 if top_k == -1 else top_k
-
-
-def _stop(stop: str | list[str] | None) -> tuple[str, ...] | None:
-    if stop is None:
-        return None
-    texts = (stop,) if isinstance(stop, str) else tuple(stop)
-    if not all(texts):
-        raise bad_request("stop must hold non-empty strings", "stop")
-    return texts
 
 
 def _logit_bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
