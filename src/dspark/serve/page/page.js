@@ -73,6 +73,7 @@ function requestBody() {
 
 function finish(reply, dialogue, reason, previous) {
   reply.end(reason);
+  byId("announce").textContent = `Reply: ${reply.summary.textContent}`;
   dialogue.push({ role: "assistant", content: reply.content });
   const copy = make("button", { type: "button", onclick: () => copyText(copy, reply.content) }, "Copy");
   const again = make("button", { type: "button", onclick: () => askAgain(reply) }, "Again");
@@ -100,12 +101,13 @@ function fail(reply, error) {
 function askAgain(reply) {
   if (running) return;
   messages.pop();
-  ask({ tokenIds: reply.tokenIds, settings: JSON.stringify(requestBody()) });
+  ask({ tokenIds: reply.tokenIds, seed: reply.figures?.seed, settings: JSON.stringify(requestBody()) });
 }
 
+/** Whether a reply repeats an earlier one; nothing where the settings or a drawn seed differ. */
 function comparison(previous, reply) {
   const kept = messages.pop();
-  const isComparable = previous.settings === JSON.stringify(requestBody());
+  const isComparable = previous.settings === JSON.stringify(requestBody()) && previous.seed === reply.figures?.seed;
   messages.push(kept);
   if (!isComparable) return "";
   const isSame = String(previous.tokenIds) === String(reply.tokenIds);
@@ -320,5 +322,6 @@ const isWide = matchMedia("(min-width: 58.01rem)");
 const openPanel = () => { byId("panel-details").open = isWide.matches; };
 isWide.addEventListener("change", openPanel);
 openPanel();
+if (isWide.matches) prompt.focus();
 meet();
 poll();

@@ -178,6 +178,7 @@ export class Reply {
     if (this.firstAt) parts.push(`first after ${show((this.firstAt - this.started) / 1000, 2)} s`);
     const cached = this.figures?.num_cached_tokens;
     if (cached) parts.push(`${show(cached)} of ${show(this.usage?.prompt_tokens)} prompt tokens from the cache`);
+    if (this.figures?.seed !== undefined) parts.push(`seed ${this.figures.seed}`);
     if (this.finish) parts.push(ENDINGS[this.finish] ?? `ended by ${this.finish}`);
     this.summary.textContent = parts.join(" · ");
   }
