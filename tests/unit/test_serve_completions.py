@@ -58,10 +58,16 @@ def test_origins_may_come_with_each_chunk():
     events = ask(stream=True, stream_origins=True)
     assert [event["dspark"]["origins"] for event in events][:2] == [[False], [True, True, True, False]]
     assert bytes(token for event in events for token in event["dspark"]["token_ids"]).decode() == TEXT
+    assert "".join(text for event in events for text in event["dspark"]["token_texts"]) == TEXT
     assert [event["dspark"]["verify_len"] for event in events][:2] == [0, 5]
     figures = ask(stream_origins=True)["dspark"]["choices"][0]
     assert bytes(figures["token_ids"]).decode() == TEXT
     assert len(figures["origins"]) == 19
+
+
+def test_a_character_that_spans_tokens_is_the_text_of_the_last_of_them():
+    events = ask(FakeLoop(reply_to=lambda prompt_ids, seed: "aé!"), stream=True, stream_origins=True)
+    assert [text for event in events for text in event["dspark"]["token_texts"]] == ["a", "", "é", "!"]
 
 
 def test_exactly_max_tokens_come_also_inside_a_block():

@@ -6,17 +6,17 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from dspark.engine.async_engine import AsyncEngine
 from dspark.serve import chat, completions, health, tokens
 from dspark.serve.auth import ApiKeys
 from dspark.serve.errors import install_error_answers
 from dspark.serve.limits import BodyLimit, RequestContext
+from dspark.serve.served_engine import ServedEngine
 from dspark.serve.service import make_service
 from dspark.serve.settings import ServerSettings
 from dspark.serve.site import mount_page
 
 
-def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
+def create_app(engine: ServedEngine, settings: ServerSettings) -> FastAPI:
     """An app over an engine; it starts the engine, drains it and shuts it down with its own life.
 
     Raises:

@@ -12,8 +12,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from dspark.config.errors import DSparkError
-from dspark.engine.async_engine import AsyncEngine
 from dspark.serve.app import create_app
+from dspark.serve.served_engine import ServedEngine
 from dspark.serve.settings import ServerSettings
 
 _LOG = logging.getLogger("dspark.serve")
@@ -31,7 +31,7 @@ class DrainingServer(uvicorn.Server):
         drain_s: seconds for which requests may go on.
     """
 
-    def __init__(self, config: uvicorn.Config, engine: AsyncEngine, drain_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, engine: ServedEngine, drain_s: float) -> None:
         super().__init__(config)
         self._engine = engine
         self._drain_s = drain_s
@@ -94,7 +94,7 @@ def address_of(listening: socket.socket, host: str) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def make_server(app: FastAPI, engine: AsyncEngine, settings: ServerSettings) -> DrainingServer:
+def make_server(app: FastAPI, engine: ServedEngine, settings: ServerSettings) -> DrainingServer:
     """A server for an app, which the caller runs."""
     config = uvicorn.Config(
         app,
@@ -109,7 +109,7 @@ def make_server(app: FastAPI, engine: AsyncEngine, settings: ServerSettings) -> 
     return DrainingServer(config, engine, settings.drain_s)
 
 
-def serve(engine: AsyncEngine, settings: ServerSettings, on_listening: Callable[[str], None]) -> None:
+def serve(engine: ServedEngine, settings: ServerSettings, on_listening: Callable[[str], None]) -> None:
     """Serve until a signal ends it.
 
     Args:

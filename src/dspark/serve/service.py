@@ -7,10 +7,10 @@ from difflib import get_close_matches
 from fastapi import Request
 
 from dspark.config.errors import DSparkError
-from dspark.engine.async_engine import AsyncEngine
 from dspark.serve.encoding import ChatEncoding, chat_encoding
 from dspark.serve.errors import ApiError, bad_request
 from dspark.serve.metrics import Metrics
+from dspark.serve.served_engine import ServedEngine
 from dspark.serve.settings import ServerSettings
 from dspark.serve.token_text import TokenTexts
 
@@ -27,7 +27,7 @@ class Service:
         created: seconds since 1970 at which the model began to be served.
     """
 
-    engine: AsyncEngine
+    engine: ServedEngine
     settings: ServerSettings
     metrics: Metrics
     texts: TokenTexts
@@ -61,7 +61,7 @@ class Service:
         return token_ids if not add_special_tokens or token_ids[:1] == [begin] else [begin, *token_ids]
 
 
-def make_service(engine: AsyncEngine, settings: ServerSettings) -> Service:
+def make_service(engine: ServedEngine, settings: ServerSettings) -> Service:
     """Put the parts together; a model without a chat format is served without chat."""
     tokenizer = engine.tokenizer
     chat, refusal = None, ""
