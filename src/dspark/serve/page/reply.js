@@ -32,13 +32,13 @@ class Writer {
       this.group = make("span", { className: "round" });
       this.element.append(this.group);
     }
-    // The space in front of a word is part of the token, but a mark under it would hang at the ends of lines.
-    const word = text.trimStart();
-    this.group.append(text.slice(0, text.length - word.length));
+    // The space around a word is part of the token, but a mark under it would hang at the ends of lines.
+    const [, before, word, after] = /^(\s*)(.*?)(\s*)$/s.exec(text);
+    this.group.append(before);
     if (!word) return;
-    this.last = make("span", { className: `token ${token.isDraft ? "draft" : "own"}` }, word);
-    this.last.title = describe(token);
-    this.group.append(this.last);
+    const mark = make("span", { className: `token ${token.isDraft ? "draft" : "own"}`, title: describe(token) }, word);
+    this.group.append(mark, after);
+    this.last = after ? null : mark;
   }
 }
 
