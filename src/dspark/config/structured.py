@@ -94,7 +94,7 @@ def _as_choices(texts: object) -> tuple[str, ...]:
 
 
 def _require_json(text: str | tuple[str, ...]) -> None:
-    """A schema is an object, or true for any JSON."""
+    """A schema is an object."""
     assert isinstance(text, str)
     try:
         schema = json.loads(text)
@@ -102,5 +102,5 @@ def _require_json(text: str | tuple[str, ...]) -> None:
         raise ConfigError("the json_schema of structured output is nested too deeply: flatten it") from None
     except ValueError as error:
         raise ConfigError(f"the json_schema of structured output is not JSON: {error}") from None
-    if not isinstance(schema, dict | bool):
+    if not isinstance(schema, dict):
         raise ConfigError(f"the json_schema of structured output must be an object, not {schema!r:.80}")

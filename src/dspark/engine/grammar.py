@@ -126,8 +126,12 @@ class GrammarCompiler:
             raise ConfigError("structured output needs an end-of-sequence id and this model names none")
         if self._vocabulary is None:
             self._vocabulary = library.LLTokenizer(self._tokenizer.definition(), eos_token=list(self._eos_token_ids))
+        try:
+            source = _source(library, wanted)
+        except ValueError as error:
+            raise _refusal(wanted, str(error)) from None
         limits = library.LLParserLimits(**_LIMITS)
-        matcher = library.LLMatcher(self._vocabulary, _source(library, wanted), log_level=0, limits=limits)
+        matcher = library.LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
         self._try_out(matcher.deep_copy(), wanted)
         return matcher
 

@@ -62,6 +62,7 @@ class DraftHealth:
         self._recent: deque[int] = deque()
         self._sum = 0
         self._rounds_left = 0
+        self._missed = 0.0  # what accepted_len was below
 
     @property
     def is_drafting(self) -> bool:
@@ -78,7 +79,7 @@ class DraftHealth:
         """Why rounds are not drafted, as the end of "not running because ..."; empty while drafting pays."""
         if self.rules is None or self.is_well:
             return ""
-        what = f"the accepted length fell to {self.accepted_len:.2f}, below {self._wanted:g}"
+        what = f"the accepted length fell to {self.accepted_len:.2f}, below {self._missed:g}"
         if self.state is HealthState.PROBING:
             return f"{what}; drafting is being tried again"
         return f"{what}; drafting is tried again after {self._rounds_left} rounds"
@@ -96,22 +97,16 @@ class DraftHealth:
             case HealthState.DRAFTING if was_drafted:
                 self._count(accepted_len, self.rules.window)
                 if len(self._recent) == self.rules.window and self._mean() < self.rules.floor:
-                    self._fall_back()
+                    self._fall_back(self.rules)
             case HealthState.PROBING if was_drafted:
                 self._count(accepted_len, self.rules.probe_rounds)
                 if len(self._recent) == self.rules.probe_rounds:
-                    self._judge_probe()
+                    self._judge_probe(self.rules)
             case HealthState.RESTING if not was_drafted:
                 self.counts.rounds_off += 1
                 self._rounds_left -= 1
                 if self._rounds_left == 0:
-                    self._probe()
-
-    @property
-    def _wanted(self) -> float:
-        """The mean below which drafting does not go on; higher once it has stopped."""
-        assert self.rules is not None
-        return self.rules.recovery if self.counts.probes else self.rules.floor
+                    self._probe(self.rules)
 
     def _count(self, accepted_len: int, size: int) -> None:
         self._recent.append(accepted_len)
@@ -127,26 +122,24 @@ class DraftHealth:
         self._recent.clear()
         self._sum = 0
 
-    def _fall_back(self) -> None:
+    def _fall_back(self, rules: DraftHealthConfig) -> None:
         self.counts.fallbacks += 1
-        self._rest()
+        self._rest(rules, rules.floor)
         log.warning("speculation is not running because %s", self.reason)
 
-    def _rest(self) -> None:
-        assert self.rules is not None
-        self.accepted_len = self._mean()
-        self._rounds_left = self.rules.probe_after
+    def _rest(self, rules: DraftHealthConfig, missed: float) -> None:
+        self.accepted_len, self._missed = self._mean(), missed
+        self._rounds_left = rules.probe_after
         self._enter(HealthState.RESTING)
 
-    def _probe(self) -> None:
+    def _probe(self, rules: DraftHealthConfig) -> None:
         self.counts.probes += 1
         self._enter(HealthState.PROBING)
-        log.info("speculation is tried again for %d rounds", self.rules.probe_rounds if self.rules else 0)
+        log.info("speculation is tried again for %d rounds", rules.probe_rounds)
 
-    def _judge_probe(self) -> None:
-        assert self.rules is not None
-        if self._mean() < self.rules.recovery:
-            self._rest()
+    def _judge_probe(self, rules: DraftHealthConfig) -> None:
+        if self._mean() < rules.recovery:
+            self._rest(rules, rules.recovery)
             log.warning("speculation is still not running because %s", self.reason)
             return
         self.accepted_len = self._mean()
