@@ -1,9 +1,12 @@
 """However a reply is cut into pieces, the same parts come out, and every character that is not markup is in them."""
 
+import json
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dspark.serve.encoding.deepseek import DeepSeekEncoding
 from dspark.serve.encoding.dialects import V4, V41
 from support.replies import block_text, call_text, hear, parser_of
 
@@ -64,3 +67,30 @@ def test_arguments_of_a_finished_call_are_json_whatever_the_value(value, is_stri
     arguments = hear(parser_of(V41), [text]).arguments()
     assert arguments["b"] == value
     assert not is_string or arguments["a"] == value
+
+
+PLAIN = st.text(alphabet="ab <>\n\"'é漢\\{}[]1:,", max_size=30)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | PLAIN,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(PLAIN, inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.text(alphabet="ab _-é", min_size=1, max_size=8)
+CALLS = st.lists(st.tuples(NAMES, st.dictionaries(NAMES, JSON, max_size=4)), max_size=3)
+
+
+@given(PLAIN, PLAIN, CALLS, st.sampled_from(DIALECTS), st.booleans())
+def test_a_rendered_reply_is_heard_as_it_was(reasoning, content, calls, dialect, in_pieces):
+    message = {"role": "assistant", "content": content, "reasoning_content": reasoning}
+    message["tool_calls"] = [
+        {"id": str(place), "function": {"name": name, "arguments": json.dumps(arguments)}}
+        for place, (name, arguments) in enumerate(calls)
+    ]
+    results = [{"role": "tool", "tool_call_id": str(place), "content": ""} for place in range(len(calls))]
+    encoding = DeepSeekEncoding(dialect)
+    tools = [{"function": {"name": "f"}}]
+    prompt = encoding.render([{"role": "user", "content": ""}, message, *results], tools=tools)
+    reply = prompt.split("<｜Assistant｜><think>", 2)[1].split("<｜end▁of▁sentence｜>")[0]
+    heard = hear(encoding.parser(tools=tools), reply if in_pieces else [reply])
+    assert (heard.reasoning, heard.content) == (reasoning, content)
+    assert [(name, json.loads(arguments)) for name, arguments in heard.calls] == calls

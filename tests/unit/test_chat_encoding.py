@@ -93,6 +93,7 @@ def test_a_forced_call_needs_thinking_off(dialect, choice):
         ([USER, {"role": "assistant", "tool_calls": [{"id": "a"}]}], r"tool_calls\[0\] is not"),
         ([USER, {"role": "assistant", "tool_calls": "x"}], "tool_calls is a list, not str"),
         (["x"], r"messages\[0\] is an object"),
+        ([{"role": "user", "content": "a\ud800b"}], "half of a surrogate pair in 'a"),
     ],
 )
 def test_a_malformed_message_is_refused_by_place(messages, sentence):
@@ -121,6 +122,17 @@ def test_a_malformed_message_is_refused_by_place(messages, sentence):
 def test_a_malformed_request_is_refused(request_part, sentence):
     with pytest.raises(DSparkError, match=sentence):
         DeepSeekEncoding(V41).render([USER], thinking=False, **request_part)
+
+
+def test_what_nests_too_deeply_is_refused_or_kept_as_text():
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(DSparkError, match="cannot be written as JSON"):
+        DeepSeekEncoding(V41).render([USER], tools=[{"function": {"name": "f", "parameters": {"x": deep}}}])
+    call = {"id": "1", "function": {"name": "f", "arguments": "[" * 100_000}}
+    result = {"role": "tool", "tool_call_id": "1", "content": "x"}
+    assert "[" * 100_000 in DeepSeekEncoding(V41).render([{"role": "assistant", "tool_calls": [call]}, result])
 
 
 def _release(folder, model_type, encoder=None):

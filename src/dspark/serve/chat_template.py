@@ -61,7 +61,7 @@ class ChatTemplate:
             return template.render(
                 messages=list(messages), add_generation_prompt=True, **self.special_tokens, **(extra or {})
             )
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, TypeError, ValueError, RecursionError) as error:
             raise DSparkError(f"the model's chat template cannot render these messages: {error}") from error
 
     def pieces(self, messages: Sequence[Message], extra: Mapping[str, Any] | None = None) -> list[tuple[str, bool]]:

@@ -10,7 +10,7 @@ from dspark.config.errors import DSparkError
 from dspark.serve.encoding import dialects
 from dspark.serve.encoding.dialects import Dialect
 from dspark.serve.encoding.dsml import DsmlParser
-from dspark.serve.encoding.messages import Call, ChatMessage, is_forced, offered_tools, read_messages
+from dspark.serve.encoding.messages import Call, ChatMessage, is_forced, offered_tools, read_messages, require_text
 from dspark.serve.encoding.protocol import (
     ChatEncoding,
     Effort,
@@ -64,7 +64,7 @@ class DeepSeekEncoding(ChatEncoding):
             *self._systems_and_turns(effort, head, read_messages(messages), shows_thoughts),
             *self._reply_start(thinks, forced),
         ]
-        return tuple(piece for piece in pieces if piece.text)
+        return require_text(pieces)
 
     def parser(
         self,
@@ -208,7 +208,10 @@ def _join(*sections: list[PromptPiece]) -> list[PromptPiece]:
 
 
 def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    try:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DSparkError(f"a tool or an argument cannot be written as JSON: {error}") from None
 
 
 def _plain(text: str) -> PromptPiece:

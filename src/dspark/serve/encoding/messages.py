@@ -1,12 +1,12 @@
 """Messages as a client sends them, checked and brought into one form that both chat formats read."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dspark.config.errors import DSparkError
-from dspark.serve.encoding.protocol import Message, Tool, ToolChoice
+from dspark.serve.encoding.protocol import Message, PromptPiece, Tool, ToolChoice
 
 ROLES = ("system", "user", "assistant", "tool")
 # Text that arrives in several parts is one text with a blank line between them.
@@ -49,6 +49,22 @@ def read_messages(messages: Sequence[Message]) -> list[ChatMessage]:
         raise DSparkError("messages is empty: a chat begins with at least one message")
     read = [_read_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
     return _with_results_in_order(read)
+
+
+def require_text(pieces: Iterable[PromptPiece]) -> tuple[PromptPiece, ...]:
+    """The pieces of a prompt that are not empty, when they are text that UTF-8 can hold.
+
+    Raises:
+        DSparkError: a message, an argument or a tool holds half of a surrogate pair.
+    """
+    whole = tuple(piece for piece in pieces if piece.text)
+    for piece in whole:
+        try:
+            piece.text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            around = piece.text[max(error.start - 20, 0) : error.start + 20]
+            raise DSparkError(f"the messages are not valid text: half of a surrogate pair in {around!r}") from None
+    return whole
 
 
 def offered_tools(tools: Sequence[Tool] | None, choice: ToolChoice) -> tuple[Mapping[str, Any], ...]:
@@ -166,7 +182,7 @@ def _read_arguments(written: Any) -> Mapping[str, Any]:
         return written
     try:
         arguments = json.loads(written)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         arguments = None
     return arguments if isinstance(arguments, dict) else {"arguments": written}
 

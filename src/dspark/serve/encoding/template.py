@@ -5,7 +5,7 @@ from typing import Any
 
 from dspark.config.errors import DSparkError
 from dspark.serve.chat_template import ChatTemplate
-from dspark.serve.encoding.messages import Call, ChatMessage, is_forced, offered_tools, read_messages
+from dspark.serve.encoding.messages import Call, ChatMessage, is_forced, offered_tools, read_messages, require_text
 from dspark.serve.encoding.protocol import (
     ChatEncoding,
     Effort,
@@ -50,9 +50,8 @@ class TemplateEncoding(ChatEncoding):
         if not self.supports_tools and any(message.calls for message in read):
             raise DSparkError("the messages hold tool calls, which this model's chat template has no words for")
         extra = {"tools": [{"type": "function", "function": function} for function in offered]} if offered else {}
-        return tuple(
-            PromptPiece(text, is_token) for text, is_token in self._template.pieces([_as_dict(m) for m in read], extra)
-        )
+        pieces = self._template.pieces([_as_dict(message) for message in read], extra)
+        return require_text(PromptPiece(text, is_token) for text, is_token in pieces)
 
     def parser(
         self,
