@@ -17,6 +17,7 @@ from dspark.cli.options import DraftChoice
 from dspark.config import Config, SpeculativeConfig
 from dspark.config.errors import DSparkError
 from dspark.config.speculative_json import read_speculative_json
+from dspark.engine.assembly import outline
 from dspark.engine.async_engine import AsyncEngine
 from dspark.engine.speculation import default_speculation
 from dspark.serve.settings import ServerSettings
@@ -98,10 +99,15 @@ def serve(
     drain_seconds: Annotated[
         float, typer.Option("--drain-seconds", help="Seconds that running requests have after a signal to end.")
     ] = SERVER_DEFAULTS.drain_s,
+    replicas: Annotated[
+        int, typer.Option("--replicas", help="Engines behind the address, as Ray Serve replicas; 1 needs no Ray.")
+    ] = 1,
     log_level: Annotated[LogLevel, typer.Option("--log-level", help="What is logged on stderr.")] = LogLevel.INFO,
 ) -> None:
     """Serve a model to OpenAI clients: completions, chat, streams, metrics. Ctrl-C or SIGTERM drains and ends it."""
-    _require_packages()
+    _require_packages("serve", _PACKAGES)
+    if replicas < 1:
+        raise DSparkError(f"--replicas is {replicas}: give at least 1")
     settings = ServerSettings(
         host=host,
         port=port,
@@ -124,14 +130,19 @@ def serve(
         **_speculation(speculative_config, draft),
     }
     _set_up_log(settings)
-    _run(model, draft, config, settings)
+    options: dict[str, Any] = {"model": model, "draft": draft.value, "max_waiting": settings.max_waiting, **config}
+    _require_folder(model)
+    if replicas == 1:
+        _run(AsyncEngine(**options), settings)
+    else:
+        _run_fleet(replicas, options, settings)
 
 
-def _require_packages() -> None:
+def _require_packages(extra: str, names: tuple[str, ...]) -> None:
     """Say which extra to install, before anything is loaded."""
-    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    missing = [name for name in names if find_spec(name) is None]
     if missing:
-        raise DSparkError(f"dspark serve needs {', '.join(missing)}: install it with pip install 'dspark[serve]'")
+        raise DSparkError(f"dspark serve needs {', '.join(missing)}: install it with pip install 'dspark[{extra}]'")
 
 
 def _keys_in(file: Path | None) -> list[str]:
@@ -161,18 +172,37 @@ def _set_up_log(settings: ServerSettings) -> None:
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
-def _run(model: Path | None, draft: DraftChoice, config: dict[str, Any], settings: ServerSettings) -> None:
-    """One engine in this process."""
+def _require_folder(model: Path | None) -> None:
     if model is not None and not model.is_dir():
         what = "is a file, not a folder" if model.exists() else "does not exist"
         raise DSparkError(f"the model {model} {what}: --model takes the folder of a checkpoint")
-    engine = AsyncEngine(model, draft=draft.value, max_waiting=settings.max_waiting, **config)
+
+
+def _run(engine: Any, settings: ServerSettings) -> None:
+    """Serve an engine of this process, or a fleet, until a signal ends it."""
 
     def show(address: str) -> None:
         out.print(f"{settings.model_name} is served at {address}")
-        out.print(f"speculation: {engine.assembly.speculation_status}")
+        out.print(f"speculation: {engine.status().loop.speculation}")
         out.file.flush()
 
     for sentence in engine.assembly.admission.notes:
         note(f"note: {sentence}")
     import_module("dspark.serve.run").serve(engine, settings, show)
+
+
+def _run_fleet(count: int, options: dict[str, Any], settings: ServerSettings) -> None:
+    """Several engines as Ray Serve replicas; this process only answers clients."""
+    _require_packages("ray", ("ray",))
+    known = outline(**{name: value for name, value in options.items() if name != "max_waiting"})
+    if options["model"] is not None:
+        options = {**options, "model": options["model"].resolve()}  # replicas start in folders of their own
+    ray_serve = import_module("dspark.serve.replicas.ray_serve")
+    gpus = known.config.tensor_parallel_size if known.placement.device.type == "cuda" else 0
+    capacity = known.config.max_num_seqs + settings.max_waiting
+    try:
+        replicas = ray_serve.start_replicas(count, options, gpus_each=gpus, max_requests=capacity)
+        fleet = import_module("dspark.serve.replicas.fleet").Fleet(known, replicas, settings.max_waiting)
+        _run(fleet, settings)
+    finally:
+        ray_serve.stop_ray()

@@ -11,7 +11,7 @@ from dspark.config import Admission, Config
 from dspark.config.environment import read_environment
 from dspark.config.errors import CheckpointError, ConfigError
 from dspark.engine.core import Engine, Speculation
-from dspark.engine.device import TORCH_DTYPES, page_memory_bytes, place
+from dspark.engine.device import TORCH_DTYPES, Placement, page_memory_bytes, place
 from dspark.engine.identity import engine_identity
 from dspark.engine.loop import EngineLoop
 from dspark.engine.opening import open_checkpoint
@@ -33,36 +33,76 @@ log = logging.getLogger("dspark.engine")
 
 
 @dataclass(frozen=True)
-class Assembly:
-    """An engine that is ready to run, with what its callers show and check.
+class Outline:
+    """What is known of an engine before its weights are read: all that its callers show and check.
 
     Attributes:
-        loop: the engine.
         config, plan: as they run.
-        folder: of the checkpoint.
+        folder, draft_folder: of the checkpoint, and of the drafter where that is another one.
         tokenizer: of the checkpoint.
         admission: notes and remarks on the configuration.
         speculation: how it speculates.
         max_model_len: tokens of a request at most.
-        device: where it runs.
+        placement: where it runs.
         num_threads: CPU threads of one operation.
     """
 
-    loop: EngineLoop
     config: Config
     plan: ModelPlan
     folder: Path
+    draft_folder: Path | None
     tokenizer: TextTokenizer
     admission: Admission
     speculation: Speculation
     max_model_len: int
-    device: str
+    placement: Placement
     num_threads: int
+
+    @property
+    def device(self) -> str:
+        """The kind of device, and its number where there are several."""
+        return str(self.placement.device)
+
+
+@dataclass(frozen=True)
+class Assembly(Outline):
+    """An engine that is ready to run.
+
+    Attributes:
+        loop: the engine.
+    """
+
+    loop: EngineLoop
 
     @property
     def speculation_status(self) -> str:
         """ "running", or "not running because ..."; it may change while the engine runs."""
         return self.loop.engine.speculation_status
+
+
+def outline(
+    model: str | Path | None = None, *, config: Config | None = None, draft: str = "dspark", **overrides: Any
+) -> Outline:
+    """Admit a configuration and read all but the weights. Arguments and errors as for `assemble`."""
+    is_default = config is None and "speculative_config" not in overrides
+    opening = open_checkpoint(_merged_config(model, config, draft, overrides), is_draft_optional=is_default)
+    settings = opening.config
+    placement = place(settings)
+    identity = engine_identity(settings, opening.plan, opening.folder, placement.ops, placement.device)
+    speculation = plan_speculation(settings, opening.facts, identity)
+    eos = dict.fromkeys((*opening.plan.eos_token_ids, *generation_eos_ids(opening.folder)))
+    return Outline(
+        config=settings,
+        plan=replace(opening.plan, eos_token_ids=tuple(eos)),
+        folder=opening.folder,
+        draft_folder=opening.draft_folder,
+        tokenizer=_tokenizer_for(opening.plan, opening.folder),
+        admission=opening.admission,
+        speculation=speculation,
+        max_model_len=settings.context_len(opening.facts),
+        placement=placement,
+        num_threads=use_threads_for(opening.plan, read_environment()),
+    )
 
 
 def assemble(
@@ -79,37 +119,20 @@ def assemble(
     Raises:
         ConfigError, CheckpointError: with what to change.
     """
-    is_default = config is None and "speculative_config" not in overrides
-    opening = open_checkpoint(_merged_config(model, config, draft, overrides), is_draft_optional=is_default)
-    settings = opening.config
-    num_threads = use_threads_for(opening.plan, read_environment())
-    placement = place(settings)
-    identity = engine_identity(settings, opening.plan, opening.folder, placement.ops, placement.device)
-    speculation = plan_speculation(settings, opening.facts, identity)
-    tokenizer = _tokenizer_for(opening.plan, opening.folder)
+    sketch = outline(model, config=config, draft=draft, **overrides)
     loaded = load_model(
-        opening.folder,
-        placement.ops,
-        placement.dtype,
-        with_draft=settings.speculative_config is not None,
-        draft_folder=opening.draft_folder,
-        device=placement.device,
+        sketch.folder,
+        sketch.placement.ops,
+        sketch.placement.dtype,
+        with_draft=sketch.config.speculative_config is not None,
+        draft_folder=sketch.draft_folder,
+        device=sketch.placement.device,
     )
-    eos = dict.fromkeys((*loaded.plan.eos_token_ids, *generation_eos_ids(opening.folder)))
-    loaded.plan = replace(loaded.plan, eos_token_ids=tuple(eos))
-    max_model_len = settings.context_len(opening.facts)
-    return Assembly(
-        loop=build_loop(loaded, tokenizer, settings, speculation, max_model_len, placement.device),
-        config=settings,
-        plan=loaded.plan,
-        folder=opening.folder,
-        tokenizer=tokenizer,
-        admission=opening.admission,
-        speculation=speculation,
-        max_model_len=max_model_len,
-        device=str(placement.device),
-        num_threads=num_threads,
+    loaded.plan = replace(loaded.plan, eos_token_ids=sketch.plan.eos_token_ids)
+    loop = build_loop(
+        loaded, sketch.tokenizer, sketch.config, sketch.speculation, sketch.max_model_len, sketch.placement.device
     )
+    return Assembly(**{**vars(sketch), "plan": loaded.plan, "loop": loop})
 
 
 def build_loop(

@@ -1,0 +1,1 @@
+"""Several engines behind one address: who gets a request, and what becomes of it when its engine dies."""

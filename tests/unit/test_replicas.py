@@ -1,0 +1,237 @@
+"""A fleet of engines in one process: who gets a prompt, and what a reader sees when the engine of a request dies."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from dspark.config import SamplingParams
+from dspark.config.errors import ConfigError
+from dspark.engine.assembly import Assembly
+from dspark.engine.async_engine import AsyncEngine, EngineBusyError, EngineDrainingError
+from dspark.engine.loop_thread import EngineDeadError
+from dspark.engine.request import Emission
+from dspark.serve.replicas.affinity import PrefixAffinity
+from dspark.serve.replicas.fleet import Fleet
+from dspark.serve.replicas.local import LocalReplica
+from dspark.serve.replicas.progress import DisagreementError, SampleProgress
+from dspark.serve.replicas.replica import ReplicaDownError
+from dspark.speculative.statistics import AcceptanceStatistics
+from support.engines import run_out, tiny_loop
+from support.fake_loop import fake_assembly
+from support.loops import outcome_of
+
+PAGE = 8
+PROMPT = [5 + number % 60 for number in range(37)]
+SAMPLED = SamplingParams(temperature=1.0, seed=4, max_tokens=24, ignore_eos=True, logprobs=1)
+
+
+class MortalReplica(LocalReplica):
+    """An engine that can be told to die: its calls break off after so many parts, and it answers no more."""
+
+    dies_after: int | None = None
+    is_dead = False
+
+    async def emissions(self, call):
+        count = 0
+        async with contextlib.aclosing(super().emissions(call)) as parts:
+            async for part in parts:
+                if self.is_dead or count == self.dies_after:
+                    self.is_dead = True
+                    raise ReplicaDownError("the plug was pulled")
+                yield part
+                count += 1
+
+    async def status(self):
+        if self.is_dead:
+            raise ReplicaDownError("the plug was pulled")
+        return await super().status()
+
+
+def assembly_of(loop) -> Assembly:
+    fields = vars(fake_assembly()) | {"loop": loop, "plan": loop.engine.model.plan, "max_model_len": loop.max_model_len}
+    return Assembly(**fields)
+
+
+def fleet_of(count=2, **options):
+    replicas = [MortalReplica(AsyncEngine.over(assembly_of(tiny_loop("v41")))) for _ in range(count)]
+    return Fleet(replicas[0].engine.assembly, replicas, **options), replicas
+
+
+def run(test):
+    """Run a test of a fleet that is started before and shut down after it."""
+
+    async def whole():
+        fleet, replicas = fleet_of()
+        await fleet.start()
+        try:
+            await test(fleet, replicas)
+        finally:
+            await fleet.shutdown()
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+async def read(stream):
+    found = {}
+    with stream:
+        async for index, emission in stream:
+            found.setdefault(index, []).append(emission)
+    return found
+
+
+def alone(params, prompt=PROMPT):
+    loop = tiny_loop("v41", num_slots=1)
+    loop.add("alone", prompt, params)
+    return outcome_of(run_out(loop)["alone"])
+
+
+@pytest.mark.parametrize("dies_after", range(1, 9))
+def test_a_stream_survives_the_death_of_its_replica(dies_after):
+    """Nothing is lost, repeated or changed, wherever the first engine breaks off."""
+
+    async def test(fleet, replicas):
+        replicas[0].dies_after = dies_after
+        found = await read(await fleet.submit([PROMPT], [[SAMPLED]]))
+        assert outcome_of(found[0]) == alone(SAMPLED)
+        assert replicas[0].is_dead
+        assert all(len(emission.origins) == len(emission.token_ids) for emission in found[0])
+        assert fleet.status().state == "degraded"
+
+    run(test)
+
+
+def test_samples_and_several_prompts_survive_too():
+    async def test(fleet, replicas):
+        replicas[0].dies_after = 5
+        params = [SAMPLED.sample(number) for number in range(3)]
+        found = await read(await fleet.submit([PROMPT, PROMPT[:20]], [params, params[:1]]))
+        assert [outcome_of(found[number]) for number in range(3)] == [alone(own) for own in params]
+        assert outcome_of(found[3]) == alone(params[0], PROMPT[:20])
+
+    run(test)
+
+
+def test_a_request_of_the_ratio_sampler_fails_in_a_sentence_once_it_has_begun():
+    async def test(fleet, replicas):
+        replicas[0].dies_after = 4
+        stream = await fleet.submit([PROMPT], [[SamplingParams(temperature=1.0, sampler="ratio", max_tokens=24)]])
+        with pytest.raises(EngineDeadError, match="ratio sampler cannot go on elsewhere: ask again"):
+            await read(stream)
+        replicas[1].dies_after = None
+        assert await read(await fleet.submit([PROMPT], [[SAMPLED]]))
+
+    run(test)
+
+
+def test_when_no_replica_is_left_requests_end_with_the_reason():
+    async def test(fleet, replicas):
+        for replica in replicas:
+            replica.dies_after = 3
+        stream = await fleet.submit([PROMPT], [[SAMPLED]])
+        with pytest.raises(EngineDeadError, match="no replica is up"):
+            await read(stream)
+        with pytest.raises(EngineDeadError, match="the plug was pulled"):
+            await fleet.submit([PROMPT], [[SAMPLED]])
+        assert fleet.status().state == "dead"
+        replicas[0].is_dead, replicas[0].dies_after = False, None
+        assert (await fleet.refresh()).state == "degraded"
+        assert outcome_of((await read(await fleet.submit([PROMPT], [[SAMPLED]])))[0]) == alone(SAMPLED)
+
+    run(test)
+
+
+def test_refusals_of_an_engine_are_the_callers():
+    async def test(fleet, replicas):
+        with pytest.raises(ConfigError, match="the prompt has 200 tokens"):
+            await fleet.submit([[5] * 200], [[SAMPLED]])
+        with pytest.raises(ConfigError, match="the prompt has 200 tokens"):
+            await fleet.submit([PROMPT, [5] * 200], [[SAMPLED], [SAMPLED]])
+        await asyncio.sleep(0.1)
+        assert fleet.status().num_requests == 0
+        assert not any(replica.is_dead for replica in replicas)
+
+    run(test)
+
+
+def test_a_reader_that_leaves_frees_its_replica():
+    async def test(fleet, replicas):
+        stream = await fleet.submit([PROMPT], [[SAMPLED]])
+        with stream:
+            await anext(stream)
+        for _ in range(100):
+            if not any(replica.engine.assembly.loop.has_work for replica in replicas):
+                break
+            await asyncio.sleep(0.02)
+        for replica in replicas:
+            assert not replica.engine.assembly.loop.has_work
+        assert await fleet.drain(5)
+
+    run(test)
+
+
+def test_a_fleet_holds_so_many_and_no_more():
+    async def test():
+        fleet, _ = fleet_of(count=1, max_waiting=0)
+        await fleet.start()
+        room = fleet.assembly.config.max_num_seqs
+        streams = [await fleet.submit([PROMPT], [[SAMPLED]]) for _ in range(room)]
+        with pytest.raises(EngineBusyError, match=f"hold {room} of at most {room} requests"):
+            await fleet.submit([PROMPT], [[SAMPLED]])
+        for stream in streams:
+            stream.close()
+        await fleet.shutdown()
+        with pytest.raises(EngineDrainingError):
+            await fleet.submit([PROMPT], [[SAMPLED]])
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_prompts_with_a_common_prefix_meet_on_one_replica():
+    async def test(fleet, replicas):
+        for tail in range(4):
+            await read(await fleet.submit([[*PROMPT, 60 + tail]], [[SAMPLED]]))
+        hits = [replica.engine.assembly.loop.status().prefix.hits for replica in replicas]
+        assert sorted(hits) == [0, 3]
+        assert (await fleet.refresh()).loop.prefix.hits == 3
+
+    run(test)
+
+
+def test_affinity_yields_to_load_and_forgets_the_dead():
+    affinity = PrefixAffinity(PAGE, slack=2, max_blocks=4)
+    first = affinity.choose(PROMPT, {0: 1, 1: 0})
+    assert first == 1, "the least busy one"
+    assert affinity.choose(PROMPT, {0: 0, 1: 2}) == 1, "it has the prefix and is not much busier"
+    assert affinity.choose(PROMPT, {0: 0, 1: 3}) == 0, "now it is"
+    assert affinity.choose(PROMPT, {0: 1, 1: 0}) == 0, "and the other has the prefix too"
+    assert affinity.choose(PROMPT, {1: 5}) == 1, "the owner is down"
+    affinity.forget(1)
+    assert affinity.choose(PROMPT, {0: 0, 1: 0}) == 0
+    affinity.choose([9] * 64, {0: 1, 1: 0})
+    assert len(affinity._owners) == 4
+
+
+def emission(tokens, text, reason=None):
+    origins = tuple(False for _ in tokens)
+    return Emission("r", tuple(tokens), 0, text, reason, AcceptanceStatistics(5), origins=origins)
+
+
+def test_progress_skips_what_was_told_token_by_token():
+    told = SampleProgress()
+    told.take(emission([1, 2, 3], "ab"))
+    told.begin_again()
+    assert told.take(emission([1], "a")) is None
+    rest = told.take(emission([2, 3, 4], "bcd"))
+    assert (rest.token_ids, rest.text) == ((4,), "cd")
+    last = told.take(emission([], "", "stop"))
+    assert last.finish_reason == "stop"
+    assert told.is_finished
+
+
+def test_replicas_that_disagree_are_found_out():
+    told = SampleProgress()
+    told.take(emission([1, 2, 3], "abc"))
+    told.begin_again()
+    with pytest.raises(DisagreementError, match="tokens 0 to 1"):
+        told.take(emission([1, 9], "a?"))
