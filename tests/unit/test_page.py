@@ -196,6 +196,37 @@ def test_thoughts_and_calls_have_places_of_their_own(browser, server):
     assert browser.count(".reply > .body .round") == 7
 
 
+TRACK = """
+const [tokens, texts] = arguments;
+return import('/page/track.js').then(({ TokenTrack }) => {
+  const track = new TokenTrack();
+  track.add(tokens, tokens.map((_, place) => place % 2), 1);
+  return texts.map((text) => track.take(text).map(({ text, token }) => [text, token && token.place]));
+});
+"""
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("tokens", "texts", "runs"),
+    [
+        (["ab", "cd"], ["abc", "d"], [[["ab", 0], ["c", 1]], [["d", 1]]]),
+        (["a", "</think>", "think"], ["a", "think"], [[["a", 0]], [["think", 2]]]),
+        (["a", "\n</think>", "\n", "a"], ["a\n", "\n", "a"], [[["a", 0], ["\n", 1]], [["\n", 2]], [["a", 3]]]),
+        (
+            ["a", "\ufffd", "b", "c"],
+            ["a", "\ufffd\ufffd", "b", "c"],
+            [[["a", 0]], [["\ufffd\ufffd", None]], [["b", 2]], [["c", 3]]],
+        ),
+        (["a", "", "b"], ["ab"], [[["a", 0], ["b", 2]]]),
+        ([], ["x"], [[["x", None]]]),
+    ],
+)
+def test_text_finds_its_tokens_also_behind_marks(browser, server, tokens, texts, runs):
+    browser.open(server.url)
+    assert browser.run(TRACK, tokens, texts) == runs
+
+
 @needs_browser
 @pytest.mark.parametrize(
     ("question", "sentence"),

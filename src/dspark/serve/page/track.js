@@ -1,5 +1,8 @@
 // Which token each character of a reply comes from.
 
+// A mark between two parts of a reply is made of so many tokens at most.
+const MARK_TOKENS = 6;
+
 /**
  * Tokens arrive with their texts; the reply's text arrives by itself, later where the server held some of it back, and
  * without the marks that tell thoughts, answer and calls apart. This finds the one in the other.
@@ -24,7 +27,7 @@ export class TokenTrack {
 
   /** Cut a text that is to be shown into runs of one token each; the token is null where it is not known. */
   take(text) {
-    const start = this.raw.indexOf(text, this.cursor);
+    const start = this.#find(text);
     if (start < 0) return [{ text, token: null }];
     const end = start + text.length;
     const runs = [];
@@ -37,5 +40,12 @@ export class TokenTrack {
     }
     this.cursor = end;
     return runs;
+  }
+
+  /** Where the text stands: here, or behind a few tokens that are marks and not shown; -1 where it is nowhere. */
+  #find(text) {
+    const places = [this.cursor, ...this.ends.slice(this.next, this.next + MARK_TOKENS)];
+    const place = places.find((start) => start >= this.cursor && this.raw.startsWith(text, start));
+    return place ?? this.raw.indexOf(text, this.cursor);
   }
 }
