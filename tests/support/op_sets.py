@@ -33,6 +33,12 @@ class Backend:
         """Inputs of a case on this device; the numbers are the same everywhere."""
         return tuple(part.to(self.device) for part in case.make(generator, num_rows))
 
+    def expected(self, case: OpCase, inputs: Rows) -> Rows:
+        """What the naive version says, on the host."""
+        on_host = next(other for other in cases_on("cpu") if other.name == case.name)
+        assert on_host.naive is not None
+        return on_host.naive(*(part.cpu() for part in inputs))
+
 
 def backend(name: str) -> Backend:
     """The twins of a name, or the reason why they cannot run here."""
