@@ -14,6 +14,8 @@ from dspark.serve.service import Service
 
 _LOG = logging.getLogger("dspark.serve")
 
+# What probes and the page ask every second or so would drown the rest of the log.
+_POLLED = frozenset({"/health", "/metrics", "/debug/engine", "/debug/speculation"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -54,7 +56,7 @@ class RequestContext:
             path = _route_of(scope)
             self._service.metrics.answered(scope["method"], path, status)
             milliseconds = (time.monotonic() - arrived_at) * 1000
-            level = logging.DEBUG if path in ("/health", "/metrics") else logging.INFO
+            level = logging.DEBUG if path in _POLLED else logging.INFO
             _LOG.log(level, "%s %s %d %.1f ms %s", scope["method"], path, status, milliseconds, request_id)
 
 
