@@ -10,10 +10,10 @@ import torch
 
 from dspark.bench.bootstrap import Interval, ratio_interval
 from dspark.bench.generate import Item
-from dspark.bench.machine import describe_machine
 from dspark.bench.rounds import AcceptanceRow, PromptRounds, keep_round, summarise_rounds
 from dspark.config.errors import DSparkError
 from dspark.config.sampling import SamplerName, SamplingParams
+from dspark.engine.machine import describe_machine
 from dspark.engine.observer import RoundObserver, RoundRecord
 from dspark.scheduler.plan import RequestId
 

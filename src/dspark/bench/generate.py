@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import torch
 
-from dspark.bench.machine import describe_machine
 from dspark.bench.memory import measure_peak
 from dspark.config.errors import DSparkError
 from dspark.config.sampling import SamplingParams
+from dspark.engine.machine import describe_machine
 from dspark.speculative.statistics import AcceptanceStatistics
 
 SCHEMA = "dspark.bench.generate/1"

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from dspark.bench.machine import describe_machine
 from dspark.bench.null_model import null_model
 from dspark.config.sampling import SamplingParams
 from dspark.engine.assembly import Assembly, build_loop
 from dspark.engine.loop import EngineLoop
+from dspark.engine.machine import describe_machine
 from dspark.scheduler.plan import RequestNeeds
 from dspark.scheduler.scheduler import Place, Scheduler
 

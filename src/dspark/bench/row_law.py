@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dspark.bench.machine import describe_machine
+from dspark.engine.machine import describe_machine
 from dspark.engine.runner import SpanTokens, TargetRunner
 from dspark.models.build import load_model
 from dspark.ops.opset import TORCH_OPS, OpSet

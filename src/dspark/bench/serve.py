@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from dspark.bench.load import ClosedLoop, Load, run_load
-from dspark.bench.machine import describe_machine
 from dspark.bench.prompts import BenchPrompt
 from dspark.bench.serve_client import LoadRequest, RequestRecord, ServeClient
 from dspark.bench.serve_compare import Comparison, compare
@@ -23,6 +22,7 @@ from dspark.bench.serve_metrics import Figures, Rounds, e2e_ms, figures_of, ttft
 from dspark.bench.serve_requests import RequestSettings, random_requests, text_requests
 from dspark.bench.serve_scrape import read_rounds, rounds_between
 from dspark.config.errors import DSparkError
+from dspark.engine.machine import describe_machine
 
 SCHEMA = "dspark.bench.serve/1"
 _MIN_WARMUP = 4

@@ -16,7 +16,6 @@ from typing import Protocol
 
 import torch
 
-from dspark.bench.machine import describe_machine
 from dspark.bench.prompts import load_prompts
 from dspark.bench.serve import Target, open_client
 from dspark.bench.serve_client import ServeClient
@@ -26,6 +25,7 @@ from dspark.bench.soak_oracle import Reservoir, Verdict
 from dspark.bench.soak_report import Server, SoakLog, SoakReport, violations_of
 from dspark.bench.soak_watch import Sample, read_sample, trend_of
 from dspark.config.errors import DSparkError
+from dspark.engine.machine import describe_machine
 
 _SAMPLE_EVERY_S = 1.0
 _REST_S = 60.0

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dspark.bench.machine import describe_machine
+from dspark.engine.machine import describe_machine
 from dspark.validate.lifecycle.catalogue import Catalogue
 from dspark.validate.lifecycle.episodes import Episode, Played, make_episode, play
 from dspark.validate.lifecycle.report import EpisodeCounts, EpisodeFailure, LifecycleReport
