@@ -81,12 +81,19 @@ class RequestRecord:
 
 @dataclass
 class _Answer:
-    """A stream as far as it has come."""
+    """A stream as far as it has come.
 
+    Args:
+        offers_token_ids: the server names the tokens of its chunks. The ids of one emission may follow its text in
+            a chunk of their own; the moment of the text is theirs.
+    """
+
+    offers_token_ids: bool = False
     arrivals: list[tuple[float, int | None]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     has_token_ids: bool = False
+    early: float | None = None
     last: float | None = None
     finish_reason: str | None = None
     usage: Mapping[str, Any] | None = None
@@ -101,7 +108,7 @@ class _Answer:
             self.has_token_ids = True
             self.token_ids += token_ids
         if text or token_ids:
-            self.arrivals.append((now, None if token_ids is None else len(token_ids)))
+            self._arrive(now, token_ids)
             self.texts.append(text)
             self.last = now
         for choice in choices_of(chunk):
@@ -111,6 +118,16 @@ class _Answer:
             self.usage = chunk["usage"]
         if isinstance(chunk.get("dspark"), dict):
             self.extension = {**(self.extension or {}), **chunk["dspark"]}
+
+    def _arrive(self, now: float, token_ids: tuple[int, ...] | None) -> None:
+        """Note that text or tokens have come."""
+        if not self.offers_token_ids:
+            self.arrivals.append((now, None))
+        elif not token_ids:
+            self.early = now if self.early is None else self.early
+        else:
+            self.arrivals.append((now if self.early is None else self.early, len(token_ids)))
+            self.early = None
 
 
 class ServeClient:
@@ -158,7 +175,7 @@ class ServeClient:
 
     async def send(self, request: LoadRequest, due: float) -> RequestRecord:
         """Stream one answer; a failure is a record with an error, not an exception."""
-        answer, sent = _Answer(), time.perf_counter()
+        answer, sent = _Answer(self.wants_token_ids), time.perf_counter()
         error, message = await self._outcome(request, answer)
         return _as_record(request, answer, (due, sent, time.perf_counter()), error, message)
 

@@ -108,7 +108,7 @@ class Mix:
         weights: dict[Callable[[int, random.Random], Act], int] = {
             self._completion: 22,
             self._shared_prefix: 14,
-            self._long: 8,
+            self._long: 18,
             self._samples: 8,
             self._stop_strings: 8,
             self._penalties: 6,
@@ -177,9 +177,9 @@ class Mix:
     def _long(self, number: int, own: random.Random) -> Act:
         """Outputs that grow over many pages, so that pages run out."""
         room = self._settings.max_model_len
-        prompt = self._tokens(own, own.randint(1, room // 3))
+        prompt = self._tokens(own, own.randint(1, room // 6))
         body = self._body(number, own, prompt=prompt, ignore_eos=True)
-        return self._answered(number, "long", body | {"max_tokens": own.randint(room // 8, room // 2)})
+        return self._answered(number, "long", body | {"max_tokens": own.randint(room // 4, room * 5 // 8)})
 
     def _samples(self, number: int, own: random.Random) -> Act:
         body = self._body(number, own, prompt=self._prompt(own), n=own.randint(2, 4))
@@ -264,7 +264,6 @@ _MALFORMED: tuple[tuple[str, bytes, int], ...] = (
     (COMPLETIONS, b"{", 400),
     (COMPLETIONS, b"[]", 400),
     (COMPLETIONS, b'{"prompt": "\xff\xfe"}', 400),
-    (COMPLETIONS, b'{"prompt": ""}', 400),
     (COMPLETIONS, b'{"prompt": []}', 400),
     (COMPLETIONS, b'{"prompt": [-1]}', 400),
     (COMPLETIONS, b'{"prompt": [99999999]}', 400),
