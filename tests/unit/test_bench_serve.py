@@ -12,7 +12,7 @@ import pytest
 from dspark.bench.load import ClosedLoop, OpenLoop
 from dspark.bench.prompts import BenchPrompt, load_prompts
 from dspark.bench.serve import SCHEMA, ServeSettings, Target, num_expected, run_serve_bench
-from dspark.bench.serve_client import CHAT, COMPLETIONS
+from dspark.bench.serve_client import CHAT, COMPLETIONS, _Answer
 from dspark.bench.serve_plot import plot_serve
 from dspark.bench.serve_process import ServerProcess
 from dspark.bench.serve_requests import LengthRange, RequestSettings, read_prompt_file, text_requests
@@ -354,3 +354,13 @@ def test_a_mistake_costs_one_sentence(run, words, sentence):
     code, _, err = run(*words)
     assert code == 2
     assert sentence in err and "Traceback" not in err
+
+
+def test_tokens_that_follow_their_text_belong_to_its_moment():
+    answer = _Answer(offers_token_ids=True)
+    answer.take({"choices": [{"delta": {"role": "assistant", "content": ""}}]}, 1.0)
+    answer.take({"choices": [{"delta": {"content": "ab"}}], "dspark": {"token_ids": [1, 2]}}, 2.0)
+    answer.take({"choices": [{"delta": {"content": "c"}}]}, 3.0)
+    answer.take({"choices": [{"delta": {}, "finish_reason": "stop"}], "dspark": {"token_ids": [3]}}, 3.5)
+    assert answer.arrivals == [(2.0, 2), (3.0, 1)]
+    assert (answer.last, answer.token_ids, answer.texts) == (3.5, [1, 2, 3], ["", "ab", "c", ""][1:])
