@@ -32,6 +32,9 @@ class FakeTokenizer(ByteTokenizer):
     def decode(self, token_ids: Sequence[int]) -> str:
         return super().decode([token for token in token_ids if token < BOS])
 
+    def least_tokens(self, text: str) -> int:
+        return len(text)
+
     def encode_plain(self, text: str) -> list[int]:
         return self.encode(text)
 

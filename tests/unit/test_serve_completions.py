@@ -264,6 +264,7 @@ def test_tokens_and_texts_are_turned_into_each_other():
         chat = (await client.post("/tokenize", json={"messages": [{"role": "user", "content": "hi"}]})).json()
         text = (await client.post("/detokenize", json={"tokens": tokens["tokens"]})).json()
         wrong = await client.post("/detokenize", json={"tokens": [999]})
+        assert (await client.post("/detokenize", json={"tokens": [1] * 2049})).status_code == 400
         return tokens, bare, chat, text, wrong
 
     tokens, bare, chat, text, wrong = with_client(work)

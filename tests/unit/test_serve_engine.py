@@ -7,9 +7,10 @@ import json
 import httpx
 import pytest
 
-from dspark import SamplingParams
-from dspark.engine import LLM
+from dspark import SamplingParams, SpeculativeConfig
+from dspark.engine import LLM, embedded_folder
 from dspark.engine.async_engine import AsyncEngine
+from dspark.engine.tokenizer import TextTokenizer
 from dspark.serve.app import create_app
 from dspark.serve.sampling import sample_seed
 from dspark.serve.settings import ServerSettings
@@ -192,3 +193,21 @@ def test_a_chat_may_take_what_the_pages_hold():
     assert refused.status_code == 400
     assert "pages" in refused.json()["error"]["message"]
     assert chat.status_code == 200, chat.text
+
+
+def test_forced_acceptance_says_that_the_text_is_meaningless():
+    async def main():
+        settings = SpeculativeConfig(spec_decode_acceptance_length=3.0)
+        async with serving(None, max_model_len=128, speculative_config=settings) as (client, _):
+            return (await client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 4})).json()
+
+    assert "meaningless" in asyncio.run(main())["dspark"]["speculation"]
+
+
+def test_a_long_text_has_the_same_tokens_and_at_least_so_many():
+    tokenizer = TextTokenizer(embedded_folder())
+    text = "def add(a, b):\n    return a + b  # \u4f60\u597d <|end|>\n" * 200
+    parts = [tokenizer.encode(line) for line in text.splitlines(keepends=True)]
+    assert tokenizer.encode(text) == [token for part in parts for token in part]
+    assert 0 < tokenizer.least_tokens(text) <= len(tokenizer.encode_plain(text))
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))).decode() == text

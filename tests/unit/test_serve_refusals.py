@@ -75,6 +75,7 @@ def test_a_body_that_is_no_good_json(body, words):
         ({"prompt": [-1]}, None, "prompt[0]"),
         ({"prompt": None}, None, "prompt"),
         ({"prompt": [1] * 3000}, None, "3000 tokens and the context holds 2048"),
+        ({"prompt": "x" * 3000}, "prompt", "at least 3000 tokens and the context holds 2048"),
         ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
         ({"max_tokens": "5"}, "max_tokens", "integer"),
         ({"max_tokens": 1.5}, "max_tokens", "integer"),

@@ -13,6 +13,9 @@ from dspark.config.errors import CheckpointError
 # them nobody could tell thoughts from the answer.
 _MARKUP = frozenset({"<think>", "</think>", "｜DSML｜"})
 
+# Characters that are encoded in a few milliseconds.
+_LONG_TEXT = 4096
+
 
 class TextTokenizer:
     """tokenizer.json of a folder."""
@@ -35,13 +38,20 @@ class TextTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text; special tokens may be spelt out, none is added."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return _encode(self._tokenizer, text)
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of a text in which nothing is a token of the chat format, whatever it spells."""
-        ids: list[int] = self._plain_tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return _encode(self._plain_tokenizer, text)
+
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that a text has at least, found without encoding it; 0 where nothing is known."""
+        return 0 if self._tokenizer.normalizer is not None else -(-len(text) // self._longest_token)
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Characters of the longest token; a letter of a byte-level vocabulary is at most one character."""
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
     @cached_property
     def _plain_tokenizer(self) -> Tokenizer:
@@ -67,6 +77,16 @@ class TextTokenizer:
         if token_id not in self._added_ids and isinstance(self._tokenizer.decoder, decoders.ByteLevel):
             return bytes(_BYTE_OF[letter] for letter in spelling)
         return (self.decode([token_id]) or spelling).encode()
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a text. A long one is encoded as a batch of one, which lets the other threads of the program go on."""
+    if len(text) < _LONG_TEXT:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    else:
+        (encoded,) = tokenizer.encode_batch([text], add_special_tokens=False)
+        ids = encoded.ids
+    return ids
 
 
 def _with_markup_as_text(source: str) -> str:

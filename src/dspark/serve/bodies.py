@@ -1,5 +1,6 @@
 """Request bodies: bytes to JSON to a checked model, with a sentence for whatever is wrong on the way."""
 
+import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,8 @@ from dspark.serve.errors import ApiError, bad_request
 Model = TypeVar("Model", bound=BaseModel)
 
 MAX_DEPTH = 64
+# Bytes that are parsed in a few milliseconds.
+_LONG_BODY = 256 * 1024
 _JSON_TYPES = ("application/json", "text/json")
 # Tags that pydantic puts into the place of an error where a field is a union; they are no part of the request.
 _UNION_TAGS = ("list[", "function-", "constrained-", "nullable", "union[", "tagged-")
@@ -31,7 +34,9 @@ def json_body(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:
             body = await request.body()
         except ClientDisconnect:
             raise bad_request("the client closed the connection before the whole body had arrived") from None
-        return parse_body(model, body)
+        if len(body) < _LONG_BODY:
+            return parse_body(model, body)
+        return await asyncio.to_thread(parse_body, model, body)
 
     return read
 

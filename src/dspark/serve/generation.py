@@ -38,8 +38,10 @@ class Generation:
 
     @property
     def speculation(self) -> str:
-        """Whether drafts are proposed: "running", or "not running because ..."."""
-        return self.service.engine.status().loop.speculation
+        """Whether drafts are proposed: "running", or "not running because ..."; forced acceptance is said here, too."""
+        status = self.service.engine.status().loop.speculation
+        forced = self.service.engine.assembly.speculation.forced
+        return status if forced is None else f"{status} with forced acceptance, so the text is meaningless"
 
     async def __aiter__(self) -> AsyncIterator[tuple[Choice, Emission]]:
         try:

@@ -55,7 +55,19 @@ class Service:
         return self.chat
 
     def text_ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Ids of a text; the token that begins every document comes first unless it is there or not wanted."""
+        """Ids of a text; the token that begins every document comes first unless it is there or not wanted.
+
+        Raises:
+            ApiError: it could never be a prompt; a text of megabytes is not encoded to find that out.
+        """
+        tokenizer, limit = self.engine.tokenizer, self.engine.max_model_len
+        if (least := tokenizer.least_tokens(text)) >= limit:
+            raise bad_request(
+                f"the prompt has at least {least} tokens and the context holds {limit} with at least one for the "
+                "output: shorten it",
+                "prompt",
+                "context_length_exceeded",
+            )
         token_ids: list[int] = self.engine.tokenizer.encode(text)
         begin = self.engine.assembly.plan.bos_token_id
         return token_ids if not add_special_tokens or token_ids[:1] == [begin] else [begin, *token_ids]

@@ -39,6 +39,12 @@ async def detokenize(
     service = service_of(request)
     service.require_model(body.model)
     tokenizer = service.engine.tokenizer
+    if len(body.tokens) > service.engine.max_model_len:
+        raise bad_request(
+            f"tokens holds {len(body.tokens)} ids and the context holds {service.engine.max_model_len}: "
+            "send them in parts",
+            "tokens",
+        )
     wrong = [token_id for token_id in body.tokens if token_id >= tokenizer.vocab_size]
     if wrong:
         raise bad_request(f"tokens holds {wrong[0]}; ids go from 0 to {tokenizer.vocab_size - 1}", "tokens")
