@@ -37,8 +37,10 @@ async function ask(previous = null) {
     const response = await send(path, { body, signal: controller.signal });
     for await (const event of events(response)) {
       reply.take(event);
-      panel.follow(reply.acceptedLen);
-      stay();
+      eachFrame(() => {
+        if (running === controller) panel.follow(reply.acceptedLen);
+        stay();
+      });
     }
     finish(reply, dialogue, null, previous);
   } catch (error) {
@@ -54,6 +56,14 @@ async function ask(previous = null) {
     // The server ends a request a moment after its last event, or after a disconnect.
     setTimeout(poll, SETTLED_MS);
   }
+}
+
+let frame = null;
+function eachFrame(work) {
+  frame ??= requestAnimationFrame(() => {
+    frame = null;
+    work();
+  });
 }
 
 function requestBody() {

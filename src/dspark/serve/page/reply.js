@@ -106,8 +106,7 @@ export class Reply {
     this.finish = reason ?? this.finish;
     this.element.classList.remove("writing");
     this.element.setAttribute("aria-busy", "false");
-    this.#draw();
-    this.#summarise();
+    this.#refresh();
   }
 
   /** Mean tokens per round so far; NaN before the first round with drafts. */
@@ -124,6 +123,13 @@ export class Reply {
     this.rounds.push(round);
     this.tokenIds.push(...ids);
     if (texts) this.track.add(texts, origins, round);
+    this.frame ??= requestAnimationFrame(() => this.#refresh());
+  }
+
+  /** The drawing and the figures, at most once a frame: rounds may come faster than anyone can see. */
+  #refresh() {
+    cancelAnimationFrame(this.frame);
+    this.frame = null;
     this.#draw();
     this.#summarise();
   }
