@@ -149,8 +149,10 @@ def test_a_missing_package_names_the_extra(run, monkeypatch):
     assert "dspark[serve]" in err
 
 
-def test_an_address_in_use_costs_one_sentence():
+def test_an_address_in_use_costs_one_sentence_before_anything_is_loaded(run):
     with open_socket("127.0.0.1", 0) as first:
         first.listen()
-        with pytest.raises(ValueError, match=r"cannot listen at 127\.0\.0\.1"):
-            open_socket("127.0.0.1", first.getsockname()[1])
+        code, err, built = run("--port", str(first.getsockname()[1]))
+    assert code == 2
+    assert "cannot listen at 127.0.0.1" in err
+    assert not built

@@ -132,6 +132,8 @@ def serve(
     _set_up_log(settings)
     options: dict[str, Any] = {"model": model, "draft": draft.value, "max_waiting": settings.max_waiting, **config}
     _require_folder(model)
+    # A large model loads for minutes, after which nobody wants to learn that the port is taken.
+    import_module("dspark.serve.run").open_socket(host, port).close()
     if replicas == 1:
         _run(AsyncEngine(**options), settings)
     else:
