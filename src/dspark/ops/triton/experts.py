@@ -14,16 +14,11 @@ from torch import Tensor
 from dspark.ops.packing import PackedWeight
 from dspark.ops.route import Route
 from dspark.ops.triton import plain_product
+from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.elementwise import sigmoid
 from dspark.ops.triton.launch import INTERPRETED, packed
-from dspark.ops.triton.product import (
-    Tiles,
-    block_shape,
-    joined_parts,
-    prepared_rows,
-    product,
-    result_dtype,
-)
+from dspark.ops.triton.linear import joined_parts, prepared_rows, product_parts, result_dtype
+from dspark.ops.triton.product import Shape, Tiles, product
 from dspark.ops.triton.quantise import _inverse_power, _power_of_two_ceiling, _round_e4m3
 
 _BLOCK_PAIRS = 1024
@@ -32,8 +27,9 @@ _COMBINE = 1024
 
 @triton.jit(do_not_specialize=["P", "last_tile"])
 def _sort_pairs(
-    expert_ids, order, rows, places, table, P, last_tile, SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
+    expert_ids, order, rows, places, table, P, last_tile,
+    SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """One program an expert: the places of its pairs, in pair order, and its tiles.
 
     Expert e starts at place s = pairs of lower experts, and its tiles at entry min(e, s) + s // ROWS, which leaves
@@ -41,6 +37,7 @@ def _sort_pairs(
     20 pairs of expert 5 and 3 of expert 7 -> entries 0 and 1 for expert 5; entry min(6, 20) + 1 = 7 is expert 6's and
     empty; entry 8 is expert 7's.
     """
+    begin(EARLY)
     expert = tl.program_id(0)
     lanes = tl.arange(0, BLOCK)
     first = 0
@@ -66,10 +63,10 @@ def _sort_pairs(
     if expert == tl.num_programs(0) - 1:
         behind = last_tile
     for tile in range(entry, behind):
-        begin = (tile - entry) * ROWS
+        done = (tile - entry) * ROWS
         tl.store(table + 3 * tile, expert)
-        tl.store(table + 3 * tile + 1, first + begin)
-        tl.store(table + 3 * tile + 2, tl.minimum(tl.maximum(count - begin, 0), ROWS))
+        tl.store(table + 3 * tile + 1, first + done)
+        tl.store(table + 3 * tile + 2, tl.minimum(tl.maximum(count - done, 0), ROWS))
 
 
 @triton.jit
@@ -81,41 +78,77 @@ def _round_bf16(x, PLAIN: tl.constexpr):
     return x.to(tl.bfloat16).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["P", "T"])
 def _gate(
-    projected, order, weights, out, limit,
-    F: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, HAS_LIMIT: tl.constexpr, QUANTISE: tl.constexpr,
-    ROUND: tl.constexpr, PLAIN: tl.constexpr,
+    projected, order, weights, out, shared, shared_out, P, T, limit,
+    F: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, SECTIONS: tl.constexpr, HAS_LIMIT: tl.constexpr,
+    QUANTISE: tl.constexpr, ROUND: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """silu(gate) * up * route weight of one place, rounded as the next product's rows are."""
-    place = tl.program_id(0).to(tl.int64)
+    """silu(gate) * up * route weight of one place, rounded as the next product's rows are.
+
+    Rows from `P` on are those of the shared expert: `SECTIONS` sums to add first, and no route weight.
+    """
+    begin(EARLY)
+    row = tl.program_id(0).to(tl.int64)
     columns = (tl.program_id(1) * GROUPS + tl.arange(0, GROUPS))[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     known = columns < F
-    projected += place * 2 * F
-    gate = tl.load(projected + columns, mask=known, other=0.0).to(tl.float32)
-    up = tl.load(projected + F + columns, mask=known, other=0.0).to(tl.float32)
+    if row < P:
+        gate = tl.load(projected + row * 2 * F + columns, mask=known, other=0.0).to(tl.float32)
+        up = tl.load(projected + row * 2 * F + F + columns, mask=known, other=0.0).to(tl.float32)
+        factor = tl.load(weights + tl.load(order + row))
+        out += row * F
+    else:
+        row -= P
+        gate = _section_sum(shared, row * 2 * F + columns, known, T * (2 * F), SECTIONS, ROUND, PLAIN)
+        up = _section_sum(shared, row * 2 * F + F + columns, known, T * (2 * F), SECTIONS, ROUND, PLAIN)
+        factor = 1.0
+        out = shared_out + row * F
     if HAS_LIMIT:
         gate = tl.minimum(gate, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)
-    inner = gate * sigmoid(gate) * up * tl.load(weights + tl.load(order + place))
+    inner = gate * sigmoid(gate) * up * factor
     if ROUND:
         inner = _round_bf16(inner, PLAIN)
     if QUANTISE:
         bits = _power_of_two_ceiling(tl.maximum(tl.max(tl.abs(inner), 1), 1e-4) * (1.0 / 448.0))[:, None]
         codes = _round_e4m3(inner * _inverse_power(bits).to(tl.float32, bitcast=True))
         inner = codes * bits.to(tl.float32, bitcast=True)
-    tl.store(out + place * F + columns, inner.to(out.dtype.element_ty), mask=known)
+    tl.store(out + columns, inner.to(out.dtype.element_ty), mask=known)
 
 
 @triton.jit
-def _combine(placed, out, D: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
+def _section_sum(parts, places, known, step, SECTIONS: tl.constexpr, ROUND: tl.constexpr, PLAIN: tl.constexpr):
+    """Sum over sections from first to last, `step` elements apart, rounded as a linear map's result is."""
+    total = tl.load(parts + places, mask=known, other=0.0).to(tl.float32)
+    for section in tl.static_range(1, SECTIONS):
+        total += tl.load(parts + section * step.to(tl.int64) + places, mask=known, other=0.0).to(tl.float32)
+    return _round_bf16(total, PLAIN) if ROUND else total
+
+
+@triton.jit(do_not_specialize=["T"])
+def _combine(
+    placed, shared, out, T,
+    D: tl.constexpr, SLOTS: tl.constexpr, SECTIONS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    PLAIN: tl.constexpr,
+):  # fmt: skip
+    """Sum over a row's slots from first to last, then the shared expert's row where `SECTIONS` > 0."""
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    known = columns < D
     placed += row * SLOTS * D
-    total = tl.load(placed + columns, mask=columns < D, other=0.0).to(tl.float32)
+    total = tl.load(placed + columns, mask=known, other=0.0).to(tl.float32)
     for slot in tl.static_range(1, SLOTS):
-        total += tl.load(placed + slot * D + columns, mask=columns < D, other=0.0).to(tl.float32)
-    tl.store(out + row * D + columns, total, mask=columns < D)
+        total += tl.load(placed + slot * D + columns, mask=known, other=0.0).to(tl.float32)
+    if SECTIONS > 0:
+        total += _section_sum(shared, row * D + columns, known, T * D, SECTIONS, True, PLAIN)
+    tl.store(out + row * D + columns, total.to(out.dtype.element_ty), mask=known)
+
+
+def tile_shape(num_pairs: int) -> Shape:
+    """Block sizes for a routed product of `num_pairs` places; a few are no more than a row or two an expert."""
+    rows = 16 if num_pairs <= 4096 else 32 if num_pairs <= 16384 else 64
+    return Shape(rows, 64 if num_pairs <= 12 else 128, 4, 4)
 
 
 def sort_pairs(expert_ids: Tensor, num_experts: int, tile_rows: int) -> tuple[Tiles, Tiles]:
@@ -131,30 +164,57 @@ def sort_pairs(expert_ids: Tensor, num_experts: int, tile_rows: int) -> tuple[Ti
     table = torch.empty(num_tiles, 3, dtype=torch.int32, device=device)
     ids = packed(expert_ids.flatten())
     block = min(_BLOCK_PAIRS, triton.next_power_of_2(P))
-    _sort_pairs[(num_experts,)](ids, order, rows, places, table, P, num_tiles, slots, tile_rows, block, num_warps=4)
+    early = early_launch()
+    _sort_pairs[(num_experts,)](
+        ids, order, rows, places, table, P, num_tiles, slots, tile_rows, block, early, num_warps=4, launch_pdl=early
+    )
     return Tiles(table, rows, places, tile_rows), Tiles(table, places, order, tile_rows)
 
 
-def gate_places(projected: Tensor, order: Tensor, weights: Tensor, limit: float, group: int) -> Tensor:
-    """Inner activations [P, F] of projected places [P, 2F]: gated, weighted, quantised to fp8 in groups (0: not)."""
+def gate_places(
+    projected: Tensor, order: Tensor, weights: Tensor, limit: float, group: int, shared: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Inner activations of the routed and of the shared expert: gated, weighted, quantised to fp8 in groups.
+
+    Args:
+        projected: [P, 2F] in place order. order: [P] pair of each place. weights: [T, k] float32 of the pairs.
+        limit: clamp of gate and up. group: columns of an fp8 group; 0 leaves the values as they are.
+        shared: [sections, T, 2F] sums of the shared expert.
+    Returns:
+        [P, F] and [T, F] (empty without `shared`) in the dtype of `projected`.
+    """
     num_places, size = projected.shape[0], projected.shape[1] // 2
-    width = group or 128
-    out = torch.empty(num_places, size, dtype=result_dtype(projected, projected.dtype), device=projected.device)
+    width, dtype = group or 128, result_dtype(projected, projected.dtype)
+    parts = projected.unsqueeze(0)[:, :0] if shared is None else shared
+    sections, num_shared = parts.shape[:2]
+    out = torch.empty(num_places, size, dtype=dtype, device=projected.device)
+    shared_out = torch.empty(num_shared, size, dtype=dtype, device=projected.device)
     groups = triton.next_power_of_2(triton.cdiv(512, width))
-    grid = (num_places, triton.cdiv(size, groups * width))
+    grid, early = (num_places + num_shared, triton.cdiv(size, groups * width)), early_launch()
     _gate[grid](
-        projected, order, weights, out, limit, size, width, groups, limit > 0, group > 0,
-        projected.dtype == torch.bfloat16, INTERPRETED, num_warps=4,
+        projected, order, weights, out, parts, shared_out, num_places, num_shared, limit, size, width, groups,
+        sections, limit > 0, group > 0, projected.dtype == torch.bfloat16, early, INTERPRETED, num_warps=4,
+        launch_pdl=early,
     )  # fmt: skip
-    return out.to(projected.dtype)
+    return out.to(projected.dtype), shared_out.to(projected.dtype)
 
 
-def combine(placed: Tensor, slots: int) -> Tensor:
-    """[T * k, D] outputs of pairs -> [T, D] float32, added in slot order."""
+def combine(placed: Tensor, slots: int, shared: Tensor | None = None) -> Tensor:
+    """[T * k, D] outputs of pairs -> [T, D]: float32 sums in slot order.
+
+    With `shared` [sections, T, D], the shared expert's rows are added last and the result has the dtype of `placed`.
+    """
     num_rows, width = placed.shape[0] // slots, placed.shape[1]
-    out = torch.empty(num_rows, width, dtype=torch.float32, device=placed.device)
-    _combine[(num_rows, triton.cdiv(width, _COMBINE))](placed, out, width, slots, _COMBINE, num_warps=4)
-    return out
+    dtype = torch.float32 if shared is None else result_dtype(placed, placed.dtype)
+    out = torch.empty(num_rows, width, dtype=dtype, device=placed.device)
+    grid, early = (num_rows, triton.cdiv(width, _COMBINE)), early_launch()
+    sections = 0 if shared is None else shared.shape[0]
+    parts = placed if shared is None else shared
+    _combine[grid](
+        placed, parts, out, num_rows, width, slots, sections, _COMBINE, early, INTERPRETED, num_warps=4,
+        launch_pdl=early,
+    )  # fmt: skip
+    return out if shared is None else out.to(placed.dtype)
 
 
 def expert_product(x: Tensor, weight: Tensor | PackedWeight, tiles: Tiles) -> Tensor:
@@ -162,7 +222,7 @@ def expert_product(x: Tensor, weight: Tensor | PackedWeight, tiles: Tiles) -> Te
     _, width, depth = weight.shape
     is_packed = isinstance(weight, PackedWeight)
     P = tiles.sources.shape[0]
-    shape = block_shape(P, weight.kind if isinstance(weight, PackedWeight) else None, True)
+    shape = tile_shape(P)
     out = torch.empty(P, width, dtype=result_dtype(x, x.dtype), device=x.device)
     if x.dtype != torch.float32:
         product(prepared_rows(x, depth, is_packed), weight, out, shape, tiles)
@@ -184,9 +244,9 @@ def routed_experts_grouped(
         limit: clamp of gate and up. group: columns of an fp8 group in front of w2; 0 leaves them as they are.
     """
     slots = route.expert_ids.shape[1]
-    first, second = sort_pairs(route.expert_ids, w13.shape[0], block_shape(route.expert_ids.numel(), None, True).rows)
+    first, second = sort_pairs(route.expert_ids, w13.shape[0], tile_shape(route.expert_ids.numel()).rows)
     projected = expert_product(x, w13, first)
-    inner = gate_places(projected, second.targets, packed(route.weights), limit, group)
+    inner, _ = gate_places(projected, second.targets, packed(route.weights), limit, group)
     return combine(expert_product(inner, w2, second), slots)
 
 
@@ -202,7 +262,34 @@ def routed_experts(
     if isinstance(w13, Tensor) and isinstance(w2, Tensor) and w13.dtype == torch.float32:
         return plain_product.routed_experts(x, route, w13, w2, limit, quantise)
     slots = route.expert_ids.shape[1]
-    first, second = sort_pairs(route.expert_ids, w13.shape[0], block_shape(route.expert_ids.numel(), None, True).rows)
+    first, second = sort_pairs(route.expert_ids, w13.shape[0], tile_shape(route.expert_ids.numel()).rows)
     projected = expert_product(x, w13, first)
-    inner = quantise(gate_places(projected, second.targets, packed(route.weights), limit, 0))
+    inner = quantise(gate_places(projected, second.targets, packed(route.weights), limit, 0)[0])
     return combine(expert_product(inner, w2, second), slots)
+
+
+def mixture(
+    x: Tensor,
+    route: Route,
+    experts: tuple[Tensor | PackedWeight, Tensor | PackedWeight],
+    shared: tuple[Tensor | PackedWeight, Tensor | PackedWeight],
+    limit: float,
+    group: int,
+) -> Tensor:
+    """Routed and shared experts in six launches: the routed sum in float32, the shared expert added last.
+
+    Args:
+        x: [T, D] bf16, already quantised. route: k experts a row.
+        experts: w13 and w2 stacks, packed or bf16. shared: w13 and w2 of the shared expert, packed or bf16 [1, N, K].
+        limit: clamp of gate and up. group: columns of an fp8 group in front of w2; 0 leaves them as they are.
+    Returns:
+        [T, D] bf16.
+    """
+    slots = route.expert_ids.shape[1]
+    rows = tile_shape(route.expert_ids.numel()).rows
+    first, second = sort_pairs(route.expert_ids, experts[0].shape[0], rows)
+    projected = expert_product(x, experts[0], first)
+    beside = product_parts(x, shared[0])
+    inner, shared_inner = gate_places(projected, second.targets, packed(route.weights), limit, group, beside)
+    placed = expert_product(inner, experts[1], second)
+    return combine(placed, slots, product_parts(shared_inner, shared[1]))

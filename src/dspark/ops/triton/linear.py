@@ -1,0 +1,143 @@
+"""Linear maps: rows times a bf16 or coded weight, for any number of rows."""
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dspark.ops.packing import CHUNK, TILE_ROWS, PackedWeight
+from dspark.ops.triton import plain_product
+from dspark.ops.triton.early import begin, early_launch
+from dspark.ops.triton.launch import INTERPRETED, packed
+from dspark.ops.triton.product import Shape, product
+
+_WIDE = 16384  # rows of a weight that fill the device by themselves
+_MOST_PROGRAMS = 320  # of a product whose sections run side by side
+_MOST_ROWS_SIDE_BY_SIDE = 256
+_SUM_BLOCK = 1024
+
+
+@triton.jit(do_not_specialize=["size"])
+def _add_sections(parts, out, size, SECTIONS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """Sum of [SECTIONS, size] from the first section to the last."""
+    begin(EARLY)
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < size
+    total = tl.load(parts + places, mask=inside, other=0.0)
+    for section in tl.static_range(1, SECTIONS):
+        total += tl.load(parts + section * size.to(tl.int64) + places, mask=inside, other=0.0)
+    tl.store(out + places, total.to(out.dtype.element_ty), mask=inside)
+
+
+def block_shape(num_rows: int, weight: Tensor | PackedWeight) -> Shape:
+    """Block sizes for a linear map of `num_rows` rows, as measured on Hopper."""
+    is_wide = weight.shape[1] >= _WIDE
+    if not isinstance(weight, PackedWeight):
+        rows = min(max(triton.next_power_of_2(num_rows), 16), 128 if is_wide else 64)
+        return Shape(rows, 128, 3, 8) if rows > 32 and is_wide else Shape(rows, 64, 4, 4)
+    if num_rows <= 32:
+        return Shape(16 if num_rows <= 16 else 32, 128 if is_wide else 64, 3 if is_wide else 4, 4)
+    if num_rows <= 64:
+        return Shape(64, 128, 3, 4) if is_wide else Shape(64, 64, 4, 4)
+    if num_rows <= 96:
+        return Shape(64, 128 if is_wide else 64, 3, 4, more=32)
+    return Shape(128, 256, 3, 8) if is_wide and weight.shape[1] % 256 == 0 else Shape(128, 64, 3, 4)
+
+
+def sections_of(weight: Tensor | PackedWeight) -> int:
+    """Equal parts of the columns whose sums are added one after the other.
+
+    A narrow weight has too few blocks of rows to keep the memory busy; its sections may then run side by side. Their
+    number follows from the weight's shape alone, so it is part of the product's meaning and not of a call.
+    """
+    num_experts, width, depth = weight.shape
+    if num_experts > 1:
+        return 1
+    sections = 1
+    blocks, chunks = triton.cdiv(width, TILE_ROWS), triton.cdiv(depth, CHUNK)
+    while blocks * sections * 2 <= _MOST_PROGRAMS and chunks % (sections * 2) == 0 and chunks // sections >= 4:
+        sections *= 2
+    return sections if isinstance(weight, PackedWeight) or depth % CHUNK == 0 else 1
+
+
+def linear(x: Tensor, weight: Tensor | PackedWeight, out_dtype: torch.dtype | None = None, groups: int = 1) -> Tensor:
+    """Product with a weight; see `dspark.ops.linear.linear`.
+
+    Args:
+        x: [T, groups * K]; bf16, or float32, which is taken apart into three bf16 rows and so used exactly.
+        weight: packed or bf16 [N, K]; a float32 tensor goes to the slow product of single sums.
+        out_dtype: of the result; that of `x` without it.
+        groups: of the weight's rows, each with its own K columns of `x`.
+    Returns:
+        [T, N].
+    """
+    wanted = out_dtype or x.dtype
+    if isinstance(weight, Tensor) and weight.dtype == torch.float32:
+        return plain_product.linear(x, weight).to(wanted)
+    stack = weight if isinstance(weight, PackedWeight) else packed(weight).unsqueeze(0)
+    rows = prepared_rows(x, stack.shape[2], isinstance(stack, PackedWeight), groups)
+    out = torch.empty(rows.shape[0], stack.shape[1], dtype=result_dtype(x, wanted), device=x.device)
+    if x.shape[0]:
+        dense_product(rows, stack, out, block_shape(rows.shape[0], stack), groups)
+    if x.dtype == torch.float32:
+        out = joined_parts(out)
+    return out.to(wanted)
+
+
+def dense_product(
+    rows: Tensor, weight: Tensor | PackedWeight, out: Tensor, shape: Shape, groups: int = 1, sections: int | None = None
+) -> None:
+    """A product without tiles into `out` [T, N]; its sections run side by side while their sums stay small."""
+    count = sections_of(weight) if sections is None else sections
+    if count == 1 or out.shape[0] > _MOST_ROWS_SIDE_BY_SIDE:
+        product(rows, weight, out, shape, groups=groups, sections=count)
+        return
+    parts = torch.empty(count, *out.shape, dtype=torch.float32, device=out.device)
+    product(rows, weight, parts, shape, groups=groups, sections=count)
+    grid, early = (triton.cdiv(out.numel(), _SUM_BLOCK),), early_launch()
+    _add_sections[grid](parts, out, out.numel(), count, _SUM_BLOCK, early, num_warps=4, launch_pdl=early)
+
+
+def product_parts(x: Tensor, weight: Tensor | PackedWeight) -> Tensor:
+    """[sections, T, N] sums of bf16 rows and a weight [1, N, K], for a kernel that adds them from first to last.
+
+    float32 while there are several; a single one is in the dtype of `x`.
+    """
+    rows = prepared_rows(x, weight.shape[2], isinstance(weight, PackedWeight))
+    shape, count = block_shape(rows.shape[0], weight), sections_of(weight)
+    if count == 1 or rows.shape[0] > _MOST_ROWS_SIDE_BY_SIDE:
+        out = torch.empty(rows.shape[0], weight.shape[1], dtype=result_dtype(x, x.dtype), device=x.device)
+        product(rows, weight, out, shape, sections=count)
+        return out.unsqueeze(0)
+    parts = torch.empty(count, rows.shape[0], weight.shape[1], dtype=torch.float32, device=x.device)
+    product(rows, weight, parts, shape, sections=count)
+    return parts
+
+
+def result_dtype(x: Tensor, wanted: torch.dtype) -> torch.dtype:
+    """What a kernel writes; the interpreter's stores truncate, and parts of float32 rows are still to be added."""
+    return torch.float32 if INTERPRETED or x.dtype == torch.float32 else wanted
+
+
+def prepared_rows(x: Tensor, depth: int, in_chunks: bool, groups: int = 1) -> Tensor:
+    """bf16 rows as the kernels read them: the parts of float32 rows stacked, columns filled up to whole chunks."""
+    if x.dtype == torch.float32:
+        x = torch.cat(bf16_parts(x))
+    if in_chunks and depth % CHUNK:
+        x = F.pad(x.unflatten(1, (groups, depth)), (0, -depth % CHUNK)).flatten(1)
+    return packed(x)
+
+
+def bf16_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Three bf16 tensors whose sum is the float32 tensor `x`, largest first."""
+    first = x.to(torch.bfloat16)
+    rest = x - first.float()
+    second = rest.to(torch.bfloat16)
+    return first, second, (rest - second.float()).to(torch.bfloat16)
+
+
+def joined_parts(products: Tensor) -> Tensor:
+    """[3 T, N] products of the parts of rows -> [T, N], smallest parts first."""
+    first, second, third = products.chunk(3)
+    return (third + second) + first
