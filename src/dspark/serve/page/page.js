@@ -6,7 +6,7 @@ import { Panel } from "./panel.js";
 import { Reply, showFailure, showQuestion } from "./reply.js";
 
 const EXAMPLES = [
-  "Write a haiku about the sea.",
+  "How are you today?",
   "How do I read a file line by line in Python?",
   "A train covers 120 km in 90 minutes. How fast is it?",
 ];
