@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dspark.config.sampling import SamplingParams
+from dspark.config.structured import StructuredOutput
 from support.alone import stream_of
 from support.loops import LoopDrive
 from support.schedules import Drive, make_wish
@@ -38,6 +39,16 @@ SAMPLINGS = [
     SamplingParams(temperature=1.0, repetition_penalty=1.2, frequency_penalty=0.4, top_p=0.95, seed=1),
     SamplingParams(temperature=1.0, seed=3, logit_bias={EOS: 4.0}),
     SamplingParams(temperature=1.0, seed=8, sampler="ratio"),
+    SamplingParams(temperature=1.0, seed=13, structured=StructuredOutput.regex("[A-Z]{2,4}(_?[a-z]{1,2}|[3-9]+)*")),
+    SamplingParams(structured=StructuredOutput.regex("(abc|abd|xyz|[A-F]{1,3}[x-z])+"), frequency_penalty=0.8),
+    SamplingParams(
+        temperature=0.8,
+        seed=14,
+        top_p=0.9,
+        ignore_eos=True,
+        structured=StructuredOutput.regex("([3-6]+|[K-Z]{2}x){1,4}"),
+    ),
+    SamplingParams(temperature=1.0, seed=15, sampler="ratio", structured=StructuredOutput.regex("[A-Z]+[a-z]{3}")),
 ]
 PAIRS = list(zip(PROMPTS * 2, SAMPLINGS, strict=False))
 
@@ -59,15 +70,21 @@ def with_ending(params, ending, stream):
     rng = random.Random(ending)
     text = LetterTokenizer().decode(stream.token_ids[:10])
     place = rng.randrange(1, max(len(text) - 4, 2))
+    stop_id = stream.token_ids[rng.randrange(min(len(stream.token_ids), 10))]
     changes = [
         {"max_tokens": rng.choice([1, 2, 3, 4])},
-        {"max_tokens": STREAM_LEN, "logprobs": rng.choice([None, 0, 3])},
-        {"max_tokens": STREAM_LEN, "ignore_eos": True, "logprobs": 1},
+        {"max_tokens": STREAM_LEN, "logprobs": rng.choice([None, 0, 3]), "prompt_logprobs": rng.choice([None, 2])},
+        {"max_tokens": STREAM_LEN, "logprobs": 1, **ignoring_eos(params)},
         {"max_tokens": 13, "stop": (text[place : place + rng.choice([1, 2, 3, 4])], "never")},
-        {"max_tokens": 12, "stop": (text[place : place + 3], text[place + 1 : place + 2]), "ignore_eos": True},
-        {"max_tokens": 13, "stop_token_ids": (stream.token_ids[rng.randrange(10)],), "logprobs": 2},
+        {"max_tokens": 12, "stop": (text[place : place + 3], text[place + 1 : place + 2]), **ignoring_eos(params)},
+        {"max_tokens": 13, "stop_token_ids": (stop_id,), "logprobs": 2, "prompt_logprobs": 0},
     ]
     return SamplingParams(**{**vars(params), **changes[ending % len(changes)]})
+
+
+def ignoring_eos(params):
+    """Where an output may end decides the tokens of a structured one, so those keep what they have."""
+    return {} if params.structured else {"ignore_eos": True}
 
 
 def schedules(max_examples):

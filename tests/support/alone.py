@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+import llguidance
 import torch
 from torch import Tensor
 
 from dspark.config.sampling import SamplingParams
+from dspark.engine.grammar import GrammarCompiler, OutputMatcher
 from dspark.engine.request import TokenLogprob
 from dspark.engine.runner import DraftRunner
 from dspark.models.build import Model
@@ -25,7 +27,13 @@ from dspark.state.spans import Span, next_span
 from dspark.state.views import PassView, keep_context
 from support.tiny_models import BLOCK, EOS, NUM_VALID, LetterTokenizer, tiny_model, tiny_state
 
-ENDINGS: dict[str, Any] = {"max_tokens": 256, "stop": (), "stop_token_ids": (), "ignore_eos": False, "logprobs": None}
+ENDINGS: dict[str, Any] = {
+    "max_tokens": 256,
+    "stop": (),
+    "stop_token_ids": (),
+    "logprobs": None,
+    "prompt_logprobs": None,
+}
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -45,15 +53,20 @@ class Outcome:
     text: str
     finish_reason: str
     logprobs: tuple[TokenLogprob, ...]
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
 
 @dataclass
 class Stream:
-    """Tokens that follow a prompt, without an end; rows of logits that drew them; drafts by anchor position."""
+    """Tokens that follow a prompt, rows of logits that drew them, rows of the prompt; drafts by anchor position.
+
+    A free output has no end; a structured one ends where its grammar lets it.
+    """
 
     prompt: tuple[int, ...]
     token_ids: list[int] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
+    prompt_logits: list[Tensor] = field(default_factory=list)
     drafts: dict[int, Draft] = field(default_factory=dict)
 
     @property
@@ -107,18 +120,49 @@ def decode_stream(model: Model, prompt: Sequence[int], params: SamplingParams, c
         output = target_pass(model, state, [(request, tokens[: request.committed + 1])])
         state.commit(request, 1)
         absorb(model, state, request, output.target_hidden)
-        if request.committed < len(tokens):
-            continue
         row = model.target.logits(output.hidden)
+        if request.committed < len(tokens):
+            stream.prompt_logits.append(row)
+            continue
         sampling = RequestSampling(params, len(prompt), tokens)
-        tokens.append(int(draw(row, [sampling.row()], num_valid_tokens=NUM_VALID)))
+        mask = allowed_alone(params, stream.token_ids)
+        tokens.append(int(draw(row, [sampling.row()], num_valid_tokens=NUM_VALID, mask=mask)))
         stream.token_ids.append(tokens[-1])
         stream.logits.append(row)
-        proposal = proposer.propose([ProposalRequest("alone", RequestSampling(params, len(prompt), tokens))])
+        if params.structured is not None and tokens[-1] == EOS:
+            break
+        constraint = matcher_alone(params, stream.token_ids)
+        asked = ProposalRequest("alone", RequestSampling(params, len(prompt), tokens, constraint))
+        proposal = proposer.propose([asked])
         stream.drafts[len(tokens) - 1] = Draft(
             tuple(proposal.token_ids[0].tolist()), tuple(proposal.confidence_logits[0].tolist())
         )
     return stream
+
+
+def matcher_alone(params: SamplingParams, output_ids: Sequence[int]) -> OutputMatcher | None:
+    """The engine's constraint, compiled for this call and moved straight to the end of an output."""
+    if params.structured is None:
+        return None
+    matcher = GrammarCompiler(LetterTokenizer(), [EOS], NUM_VALID).start(
+        params.structured, avoids_eos=params.ignore_eos
+    )
+    assert all(matcher.advance(token) for token in output_ids)
+    return matcher
+
+
+def allowed_alone(params: SamplingParams, output_ids: Sequence[int]) -> Tensor | None:
+    """What a regular expression allows after an output, asked of the grammar library itself: [1, V] bool or None."""
+    if params.structured is None:
+        return None
+    vocabulary = llguidance.LLTokenizer(LetterTokenizer().definition(), eos_token=[EOS])
+    matcher = llguidance.LLMatcher(vocabulary, llguidance.LLMatcher.grammar_from_regex(params.structured.text))
+    assert matcher.consume_tokens(list(output_ids))
+    bits = matcher.compute_bitmask()
+    allowed = [bool(bits[token // 8] >> token % 8 & 1) for token in range(NUM_VALID)]
+    if params.ignore_eos and any(allowed[:EOS] + allowed[EOS + 1 :]):
+        allowed[EOS] = False
+    return torch.tensor([allowed])
 
 
 def cut(stream: Stream, params: SamplingParams, max_model_len: int) -> Outcome:
@@ -127,7 +171,8 @@ def cut(stream: Stream, params: SamplingParams, max_model_len: int) -> Outcome:
     most = min(params.max_tokens, max_model_len - len(stream.prompt))
     for length in range(1, len(stream.token_ids) + 1):
         ids = stream.token_ids[:length]
-        if ids[-1] in params.stop_token_ids or (ids[-1] == EOS and not params.ignore_eos):
+        ends = ids[-1] == EOS and not (params.ignore_eos and params.structured is None)
+        if ids[-1] in params.stop_token_ids or ends:
             return _outcome(stream, params, length, tokenizer.decode(ids[:-1]), "stop")
         text = tokenizer.decode(ids)
         places = [text.find(stop) for stop in params.stop if stop in text and not text.endswith(REPLACEMENT)]
@@ -139,15 +184,23 @@ def cut(stream: Stream, params: SamplingParams, max_model_len: int) -> Outcome:
 
 
 def _outcome(stream: Stream, params: SamplingParams, length: int, text: str, reason: str) -> Outcome:
+    tokens = tuple(stream.token_ids[:length])
+    found = () if params.logprobs is None else row_by_row(stream.logits[:length], tokens, params.logprobs)
+    prompt = None
+    if params.prompt_logprobs is not None:
+        prompt = (None, *row_by_row(stream.prompt_logits, stream.prompt[1:], params.prompt_logprobs))
+    return Outcome(tokens, text, reason, found, prompt)
+
+
+def row_by_row(rows: Sequence[Tensor], token_ids: Sequence[int], count: int) -> tuple[TokenLogprob, ...]:
+    """Log-probabilities of tokens, each computed from its own row [1, V] alone."""
     found = []
-    for row, token in zip(stream.logits[:length], stream.token_ids, strict=False):
-        if params.logprobs is None:
-            break
-        best = logprobs(row, torch.tensor([token], device=row.device), params.logprobs, num_valid_tokens=NUM_VALID)
+    for row, token in zip(rows, token_ids, strict=True):
+        best = logprobs(row, torch.tensor([token], device=row.device), count, num_valid_tokens=NUM_VALID)
         pairs = zip(best.top_ids[0].tolist(), best.top[0].tolist(), strict=True)
         rank = 1 + sum(other > row[0, token] for other in row[0, :NUM_VALID].tolist())
         found.append(TokenLogprob(best.token.item(), tuple(pairs), token, int(rank)))
-    return Outcome(tuple(stream.token_ids[:length]), text, reason, tuple(found))
+    return tuple(found)
 
 
 @cache
@@ -167,7 +220,8 @@ class Frozen:
 
 def stream_of(model_key: tuple[Any, ...], prompt: Iterable[int], params: SamplingParams, count: int) -> Stream:
     """The stream of a request; parameters that only end it share one stream."""
-    return _stream(model_key, tuple(prompt), Frozen(replace(params, **ENDINGS)), count)
+    endings = {**ENDINGS, "ignore_eos": params.ignore_eos and params.structured is not None}
+    return _stream(model_key, tuple(prompt), Frozen(replace(params, **endings)), count)
 
 
 def bits_of(values: Mapping[int, Draft] | Sequence[float]) -> object:

@@ -99,4 +99,5 @@ def outcome_of(emissions: Sequence[Emission]) -> Outcome:
         "".join(emission.text for emission in emissions),
         str(emissions[-1].finish_reason),
         tuple(found for emission in emissions for found in emission.logprobs),
+        emissions[0].prompt_logprobs,
     )

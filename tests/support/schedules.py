@@ -164,6 +164,8 @@ class Drive:
 
     def _image_for(self, request: Request) -> StateImage | None:
         """An image of the first tokens of a request, if there is one and fate wants it."""
+        if request.prompt_logprobs is not None and not request.origins:
+            return None  # every row of its prompt is asked for
         fitting = [
             image
             for tokens, image in self.images
@@ -206,11 +208,11 @@ class Drive:
         """A copy with the same parameters goes the same way, where nothing but the tokens decides."""
         life, request = self.lives[request_id], self.engine.requests[request_id]
         params = life.wish.params
-        if params.has_penalties or params.stop or not life.wish.is_keyed:
+        if params.has_penalties or params.stop or params.structured or not life.wish.is_keyed:
             return
         copy_id, self.next_id = self.next_id, self.next_id + 1
         self.truth[copy_id] = self.truth[request_id]
-        copy = self.engine.fork(request_id, copy_id, params, MAX_LEN)
+        copy = self.engine.fork(request_id, copy_id, replace(params, prompt_logprobs=None), MAX_LEN)
         copy.max_len = request.max_len
         self.lives[copy_id] = Life(life.wish, forked_at=len(request.token_ids) - len(life.wish.prompt))
 
@@ -249,6 +251,7 @@ class Drive:
         assert len(request.origins) == len(emitted)
         assert all(emission.finish_reason is None for emission in life.emissions[:-1])
         assert max(emitted) < NUM_VALID
+        assert [e.prompt_logprobs for e in life.emissions[1:]] == [None] * (len(life.emissions) - 1)
         statistics = request.statistics
         assert sum(statistics.accepted) >= sum(emission.num_accepted for emission in life.emissions)
 
@@ -258,6 +261,8 @@ class Drive:
         assert request.finish_reason == outcome.finish_reason
         assert request.logprobs == list(outcome.logprobs[start:])
         if start == 0:
+            wanted = outcome.prompt_logprobs if request.params.prompt_logprobs is not None else None
+            assert life.emissions[0].prompt_logprobs == wanted
             assert "".join(emission.text for emission in life.emissions) == outcome.text
         if self.drafts == "own":
             seen = self.script.seen.get(request.request_id, {})

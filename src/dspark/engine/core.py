@@ -1,6 +1,6 @@
 """The engine: requests in, steps of one ragged pass each, emissions out. `step` reads as the round of the paper."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -9,7 +9,8 @@ from dspark.config.errors import ConfigError, DSparkError
 from dspark.config.sampling import SamplingParams
 from dspark.engine.finish import take_tokens
 from dspark.engine.grammar import GrammarCompiler
-from dspark.engine.observer import RoundObserver, RoundRecord
+from dspark.engine.intake import check_request
+from dspark.engine.observer import RoundObserver, record_round
 from dspark.engine.proposing import pending_drafts
 from dspark.engine.request import Emission, Request, TokenLogprob
 from dspark.engine.row_logprobs import split_rows, token_logprobs
@@ -79,16 +80,7 @@ class Engine:
             ConfigError: the prompt is empty or too long, an id is outside the vocabulary, or a structured output has no
                 usable form.
         """
-        if not prompt_ids:
-            raise ConfigError("the prompt is empty: give at least one token")
-        if len(prompt_ids) >= max_model_len:
-            raise ConfigError(
-                f"the prompt has {len(prompt_ids)} tokens and the context holds {max_model_len} with at least one "
-                "for the output: shorten the prompt or raise max_model_len"
-            )
-        self._require_known_ids("the prompt", prompt_ids)
-        self._require_known_ids("stop_token_ids", params.stop_token_ids)
-        self._require_known_ids("logit_bias", params.logit_bias or ())
+        check_request(prompt_ids, params, max_model_len=max_model_len, num_valid_tokens=self.num_valid_tokens)
         if request_id in self.requests:
             raise ConfigError(f"the request id {request_id!r} is running already: choose another")
         request = Request(
@@ -105,12 +97,6 @@ class Engine:
             request.open_constraint = self.grammars.start(params.structured, avoids_eos=params.ignore_eos).copy
         self.requests[request_id] = request
         return request
-
-    def _require_known_ids(self, name: str, token_ids: Iterable[int]) -> None:
-        """Refuse ids without a token: rows of a padded vocabulary have none."""
-        wrong = [token for token in token_ids if not 0 <= token < self.num_valid_tokens]
-        if wrong:
-            raise ConfigError(f"{name} holds the token id {wrong[0]}; ids go from 0 to {self.num_valid_tokens - 1}")
 
     def start(self, request_id: RequestId, image: StateImage | None = None) -> None:
         """Give a request its state, fresh or from an image of its own first tokens."""
@@ -250,32 +236,24 @@ class Engine:
 
     def _emit(self, request: Request, planned: PlannedSpan, verdict: Verdict, number: int, logits: Tensor) -> Emission:
         """Append the verdict's tokens up to a stop or a limit."""
-        num_drafted = len(request.draft.token_ids) if request.draft else 0
         tokens, accepted = verdict.token_ids[number], verdict.num_accepted[number]
         kept = take_tokens(request, tokens, self.model.plan.eos_token_ids)
-        num_accepted = min(accepted, len(kept))
         is_first = not request.origins
-        # The end of prefill or replay is no round: nothing could be drafted before it.
-        is_round = planned.num_known == 1 and not is_first
         origins = [place < accepted for place in range(len(kept))]
         found: list[TokenLogprob] = []
         if request.params.logprobs is not None:
             found = token_logprobs(logits[: len(kept)], kept, request.params.logprobs, self.num_valid_tokens)
         request.origins += origins
         request.logprobs += found
-        if is_round:
-            for statistics in (request.statistics, self.statistics):
-                statistics.record(planned.verify_len, accepted, num_drafted=num_drafted, num_emitted=len(kept))
-            self.health.observe(accepted + 1, was_drafted=num_drafted > 0)
-            if self.observer is not None:
-                self.observer.observe(_record(request, planned.verify_len, accepted, len(kept)))
+        # The end of prefill or replay is no round: nothing could be drafted before it.
+        if planned.num_known == 1 and not is_first:
+            self._count_round(request, planned.verify_len, accepted, len(kept))
         request.draft = None
-        text = request.text.take(is_final=request.finish_reason is not None)
         return Emission(
             request_id=request.request_id,
             token_ids=tuple(kept),
-            num_accepted=num_accepted,
-            text=text,
+            num_accepted=min(accepted, len(kept)),
+            text=request.text.take(is_final=request.finish_reason is not None),
             finish_reason=request.finish_reason,
             statistics=request.statistics,
             prompt_len=request.prompt_len,
@@ -285,6 +263,15 @@ class Engine:
             prompt_logprobs=tuple(request.prompt_logprobs) if is_first and request.prompt_logprobs else None,
             num_cached_tokens=request.num_cached_tokens,
         )
+
+    def _count_round(self, request: Request, verify_len: int, num_accepted: int, num_emitted: int) -> None:
+        """Tell everyone who counts about a round whose tokens were just appended."""
+        num_drafted = len(request.draft.token_ids) if request.draft else 0
+        for statistics in (request.statistics, self.statistics):
+            statistics.record(verify_len, num_accepted, num_drafted=num_drafted, num_emitted=num_emitted)
+        self.health.observe(num_accepted + 1, was_drafted=num_drafted > 0)
+        if self.observer is not None:
+            self.observer.observe(record_round(request, verify_len, num_accepted, num_emitted))
 
     def _absorb(
         self, plan: StepPlan, spans: list[SpanTokens], committed: dict[RequestId, int], output: PassOutput
@@ -313,17 +300,3 @@ class Engine:
         drafts = pending_drafts(proposal, [request.num_left for request in wanted], self.speculation)
         for request, draft in zip(wanted, drafts, strict=True):
             request.draft = draft
-
-
-def _record(request: Request, verify_len: int, num_accepted: int, num_emitted: int) -> RoundRecord:
-    """The round whose tokens were just appended, for an observer."""
-    draft = request.draft
-    return RoundRecord(
-        request_id=request.request_id,
-        anchor_position=len(request.token_ids) - num_emitted - 1,
-        draft_ids=tuple(draft.token_ids) if draft else (),
-        confidence_logits=draft.confidence_logits if draft else None,
-        verify_len=verify_len,
-        num_accepted=num_accepted,
-        num_emitted=num_emitted,
-    )

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from dspark.engine.request import Request
 from dspark.scheduler.plan import RequestId
 
 
@@ -37,3 +38,17 @@ class RoundObserver(Protocol):
     def observe(self, record: RoundRecord) -> None:
         """Called once for each request of a step that decided a round, after its tokens were appended."""
         ...
+
+
+def record_round(request: Request, verify_len: int, num_accepted: int, num_emitted: int) -> RoundRecord:
+    """The round whose tokens were just appended to a request, with the draft that it had."""
+    draft = request.draft
+    return RoundRecord(
+        request_id=request.request_id,
+        anchor_position=len(request.token_ids) - num_emitted - 1,
+        draft_ids=tuple(draft.token_ids) if draft else (),
+        confidence_logits=draft.confidence_logits if draft else None,
+        verify_len=verify_len,
+        num_accepted=num_accepted,
+        num_emitted=num_emitted,
+    )

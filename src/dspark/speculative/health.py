@@ -135,12 +135,12 @@ class DraftHealth:
     def _probe(self, rules: DraftHealthConfig) -> None:
         self.counts.probes += 1
         self._enter(HealthState.PROBING)
-        log.info("speculation is tried again for %d rounds", rules.probe_rounds)
+        log.debug("speculation is tried again for %d rounds", rules.probe_rounds)
 
     def _judge_probe(self, rules: DraftHealthConfig) -> None:
         if self._mean() < rules.recovery:
             self._rest(rules, rules.recovery)
-            log.warning("speculation is still not running because %s", self.reason)
+            log.debug("speculation is still not running because %s", self.reason)
             return
         self.accepted_len = self._mean()
         self.counts.recoveries += 1
