@@ -1,9 +1,10 @@
-# make demo: run the main job on the embedded model.   make test: run the tests.   make lint: ruff and mypy.
+# make demo: run the main job on the embedded model.   make serve: serve it.   make test: run the tests.
 # Each makes its own virtual environment first, and does nothing twice. See constraints.txt for TORCH_INDEX and TORCH.
 
 PYTHON ?= python3
 VENV ?= .venv
 PROMPT ?=
+PORT ?= 8000
 TORCH_INDEX ?=
 TORCH ?=
 
@@ -13,10 +14,11 @@ CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints-without-torch.txt,constraints.t
 INDEX_FLAG := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX),)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test lint format clean
+.PHONY: help demo run serve test lint format clean
 
 help:
 	@echo "make demo    generate text with the embedded model, plain against DSpark  (PROMPT='...')"
+	@echo "make serve   serve the embedded model to OpenAI clients, with a page for people   (PORT=8000)"
 	@echo "make test    run the tests                                                (ARGS='-k name')"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff rewrite the sources"
@@ -26,6 +28,9 @@ demo: $(VENV)/.stamp-run
 	$(BIN)/dspark generate --compare --temperature 0.6 --max-tokens 160 $(if $(PROMPT),"$(PROMPT)")
 
 run: demo
+
+serve: $(VENV)/.stamp-serve
+	$(BIN)/dspark serve --port $(PORT)
 
 test: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest $(ARGS)
@@ -61,6 +66,10 @@ $(VENV)/.stamp-run: pyproject.toml $(VENV)/.stamp-torch
 	@$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable .
 	@touch $@
 
+$(VENV)/.stamp-serve: pyproject.toml $(VENV)/.stamp-torch
+	@$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable '.[serve]'
+	@touch $@ $(VENV)/.stamp-run
+
 $(VENV)/.stamp-dev: pyproject.toml $(VENV)/.stamp-torch
 	@$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
-	@touch $@ $(VENV)/.stamp-run
+	@touch $@ $(VENV)/.stamp-run $(VENV)/.stamp-serve
