@@ -62,7 +62,7 @@ def fields_of(number):
 
 
 def test_many_requests_at_once_say_what_each_says_alone(folder, alone):
-    """Streams and answers in one piece, more than fit at once, pages so few that some are replayed, leavers between."""
+    """Streams and answers in one piece, more than fit at once, some stopped and replayed, and leavers between them."""
     numbers = range(64)
     expected = [alone.generate(prompt_of(number), SamplingParams(**fields_of(number)))[0] for number in numbers]
 
@@ -85,11 +85,19 @@ def test_many_requests_at_once_say_what_each_says_alone(folder, alone):
         async for _ in engine.generate(prompt_of(number), SamplingParams(**fields_of(number))):
             break
 
+    async def disturb(engine):
+        while True:
+            await asyncio.sleep(0.05)
+            await engine._post(lambda loop: [loop.preempt(name) for name in loop.scheduler.running[-1:]])
+
     async def main():
-        async with serving(folder, max_num_pages=40) as (client, engine):
+        async with serving(folder, max_num_pages=9) as (client, engine):
+            disturber = asyncio.ensure_future(disturb(engine))
             leavers = [asyncio.ensure_future(leave(engine, number)) for number in range(30)]
             answers = await asyncio.gather(*(one(client, number) for number in numbers))
             await asyncio.gather(*leavers)
+            disturber.cancel()
+            assert (await engine.refresh()).loop.num_preemptions > 0
             return answers
 
     for completion, (text, token_ids, logprobs) in zip(expected, asyncio.run(main()), strict=True):
