@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from dspark.serve.protocol import ChatMessage, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from support.fake_loop import FakeLoop, failing_at, sleeping
 from support.servers import post, straw_client, with_client
 
@@ -299,3 +300,46 @@ def test_no_prompt_is_logged(caplog):
     asyncio.run(main())
     assert len(caplog.records) > 3
     assert "confidential" not in caplog.text
+
+
+ODD_VALUES = [
+    None, True, False, 0, -1, 1, 2**63, 10**40, 0.5, -0.0, 1e308, "", "x", "\ufdd0", [], [None], [[]], [{}], ["x"], [1],
+    {}, {"type": "x"}, {"x": {"x": []}}, [[1, "x"]], [{"role": "user", "content": None}], {"json": {"type": "x"}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "good"),
+    [
+        (COMPLETIONS, CompletionRequest, {"prompt": "a", "max_tokens": 2}),
+        (CHAT, ChatRequest, {"messages": MESSAGES, "max_tokens": 2}),
+        ("/tokenize", TokenizeRequest, {"prompt": "a"}),
+        ("/detokenize", DetokenizeRequest, {"tokens": [97]}),
+    ],
+)
+def test_no_value_of_any_field_is_more_than_the_client_s_mistake(path, model, good):
+    """Each field of each request with each odd value: an answer, or an error that is the client's."""
+
+    async def work(client):
+        for name in model.model_fields:
+            for value in ODD_VALUES:
+                response = await client.post(path, json={**good, name: value})
+                assert response.status_code in (200, 400, 404), (name, value, response.text)
+                if response.status_code != 200:
+                    assert response.json()["error"]["message"], (name, value)
+        await client.engine.refresh()
+        assert client.engine.status().num_requests == 0
+
+    with_client(work, FakeLoop())
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool", "x", None])
+def test_no_message_is_more_than_the_client_s_mistake(role):
+    async def work(client):
+        for name in (*ChatMessage.model_fields, "unknown"):
+            for value in ODD_VALUES:
+                message = {"role": role, "content": "x", name: value}
+                response = await client.post(CHAT, json={"messages": [*MESSAGES, message], "max_tokens": 2})
+                assert response.status_code in (200, 400), (name, value, response.text)
+
+    with_client(work, FakeLoop())
