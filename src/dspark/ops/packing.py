@@ -10,6 +10,7 @@ A code placed at bf16's bits is its value times 2^-126 (e2m1) or 2^-120 (e4m3); 
 field of the bf16 power of two that restores the value, so the product's operands are exact.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -106,6 +107,23 @@ def pack_fp8(codes: Tensor, scale: Tensor, block: tuple[int, int]) -> PackedWeig
         raise DSparkError("a weight stored in fp8 holds a value that is not a number: fetch the checkpoint again")
     values = (raw & 0x80) << 8 | (raw & 0x7F) << 4
     return _pack(Kind.FP8, values, _stack(scale), block, _E4M3_EXPONENT, _FP8_PIECES)
+
+
+def join_rows(weights: Sequence[PackedWeight]) -> PackedWeight:
+    """One weight whose rows are those of several that read the same input; a single launch then serves them all.
+
+    Raises:
+        DSparkError: the weights differ in kind, depth or scales, or one before the last has no whole 128s of rows.
+    """
+    first = weights[0]
+    for weight in weights[1:]:
+        if (weight.kind, weight.depth, weight.scale_rows) != (first.kind, first.depth, first.scale_rows):
+            raise DSparkError("only weights of one storage form and depth can be joined")
+    if any(weight.num_rows % _PAD_ROWS for weight in weights[:-1]):
+        raise DSparkError(f"weights can be joined in whole {_PAD_ROWS}s of rows only")
+    codes = torch.cat([weight.codes for weight in weights], dim=1)
+    scales = torch.cat([weight.scales for weight in weights], dim=2)
+    return replace(first, codes=codes, scales=scales, num_rows=sum(weight.num_rows for weight in weights))
 
 
 def unpack(weight: PackedWeight) -> Tensor:
