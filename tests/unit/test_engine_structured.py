@@ -77,15 +77,22 @@ def test_parameters_make_a_difference():
 
 @pytest.mark.parametrize("sampler", ["keyed", "ratio"])
 def test_every_draft_follows_the_form(model_key, sampler):
-    """A draft that the target may not draw is a row for nothing: each draft is allowed after the one before it."""
+    """A draft that the target may not draw is a row for nothing: each draft is allowed after the one before it.
+
+    The ratio test is told that nothing else could have been drafted, which is what keeps its distribution.
+    """
     params = replace(SAMPLINGS["no end"], sampler=sampler)
     engine = tiny_engine(model_key)
     request, seen = start(engine, params), 0
     while request.finish_reason is None:
         step(engine, ["a"])
         output = list(request.output_ids)
-        for draft in request.draft.token_ids if request.draft else ():
-            assert allowed_alone(params, output)[0, draft]
+        for k, draft in enumerate(request.draft.token_ids if request.draft else ()):
+            allowed = allowed_alone(params, output)[0]
+            assert allowed[draft]
+            if sampler == "ratio":
+                chances = request.draft.probabilities[k]
+                assert chances[draft] > 0 and not chances[~allowed].any()
             output.append(draft)
             seen += 1
     assert seen > BLOCK
