@@ -14,6 +14,7 @@ NONSENSE = [
     ("temperature", "hot"),
     ("temperature", True),
     ("top_k", -1),
+    ("top_k", 2**31),
     ("top_k", 1.5),
     ("top_p", 0.0),
     ("top_p", 1.01),

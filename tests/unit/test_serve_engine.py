@@ -219,3 +219,37 @@ def test_a_long_text_has_the_same_tokens_and_at_least_so_many():
     assert tokenizer.encode(text) == [token for part in parts for token in part]
     assert 0 < tokenizer.least_tokens(text) <= len(tokenizer.encode_plain(text))
     assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))).decode() == text
+
+
+EXTREMES = {
+    "temperature": [0, 5e-324, 1e-38, 100],
+    "top_p": [5e-324, 1e-20, 1],
+    "top_k": [1, 2**31 - 1, 2**70],
+    "min_p": [5e-324, 1],
+    "repetition_penalty": [5e-324, 1e-38, 100],
+    "presence_penalty": [-2, 2],
+    "frequency_penalty": [-2, 2],
+    "logit_bias": [{"5": -1e4}, {"5": 1e4, "6": 1e4}, {str(token): -1e4 for token in range(40)}],
+    "logprobs": [0, 64],
+    "seed": [0, 2**64 - 1],
+    "max_tokens": [10**30],
+    "priority": [-1000, 1000],
+}
+
+
+def test_no_extreme_value_brings_the_engine_down(folder):
+    """Each extreme of each number, under both samplers: the answer is one, or a refusal, and the engine goes on."""
+
+    async def main():
+        async with serving(folder, max_model_len=24, max_num_batched_tokens=36) as (client, engine):
+            for name, values in EXTREMES.items():
+                bodies = [
+                    {"prompt": [3, 4, 5], "max_tokens": 4, "sampler": sampler, name: value}
+                    for value in values
+                    for sampler in ("keyed", "ratio")
+                ]
+                for response in await asyncio.gather(*(client.post(COMPLETIONS, json=body) for body in bodies)):
+                    assert response.status_code in (200, 400), (name, response.text)
+            assert engine.status().state != "dead"
+
+    asyncio.run(main())

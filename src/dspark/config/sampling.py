@@ -11,6 +11,8 @@ from dspark.config.structured import StructuredOutput
 SamplerName = Literal["keyed", "ratio"]
 SAMPLERS: tuple[str, ...] = ("keyed", "ratio")
 MAX_LOGPROBS = 64
+# Above any vocabulary; values travel as 64-bit integers.
+MAX_TOP_K = 2**31 - 1
 # The noise key is a pair of unsigned 64-bit words: (seed, position).
 MAX_SEED = 2**64 - 1
 # 2**64 over the golden ratio, odd: neighbouring seeds do not share samples.
@@ -64,7 +66,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         require_number("temperature", self.temperature, low=0.0, high=100.0)
-        require_int("top_k", self.top_k, low=0)
+        require_int("top_k", self.top_k, low=0, high=MAX_TOP_K)
         require_number("top_p", self.top_p, above=0.0, high=1.0)
         require_number("min_p", self.min_p, low=0.0, high=1.0)
         require_number("repetition_penalty", self.repetition_penalty, above=0.0, high=100.0)
