@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dspark.ops.index import IndexKeys
 from support.op_sets import BACKENDS, NAMES, backend
 
 
@@ -55,15 +56,32 @@ def test_quantising_twice_changes_nothing(twins, field):
 
 
 def test_index_scores_of_several_requests(twins):
-    """Each request's rows meet its own keys; beyond them the scores are zero."""
+    """Each request's rows meet its own keys, wherever in the store they lie; beyond them the scores are zero."""
     generator = torch.Generator().manual_seed(2)
     q, weights = torch.randn(9, 3, 32, generator=generator), torch.randn(9, 3, generator=generator)
-    keys = [torch.randn(count, 32, generator=generator).to(twins.device) for count in (64, 192, 128)]
-    q, weights, ops = q.to(twins.device), weights.to(twins.device), twins.ops
-    spans = [slice(0, 2), slice(2, 3), slice(3, 9)]
-    scores = ops.index_scores(q, weights, list(zip(spans, keys, strict=True)))
+    store, order = torch.randn(400, 32, generator=generator), torch.randperm(400, generator=generator)
+    counts, owners = (64, 192, 97), torch.tensor([0, 0, 1, 2, 2, 2, 2, 2, 2])
+    places = torch.full((3, 192), -1)
+    for request, count in enumerate(counts):
+        places[request, :count] = order[:count].roll(request)
+    q, weights, store, places, owners = (part.to(twins.device) for part in (q, weights, store, places, owners))
+    scores = twins.ops.index_scores(q, weights, IndexKeys(store, places, owners))
     assert scores.shape == (9, 192)
-    for span, own in zip(spans, keys, strict=True):
-        alone = ops.index_scores(q[span], weights[span], [(slice(0, span.stop - span.start), own)])
-        assert torch.equal(scores[span, : own.shape[0]], alone)
-        assert not scores[span, own.shape[0] :].any()
+    for row, request in enumerate(owners.tolist()):
+        own = IndexKeys(
+            store[places[request, : counts[request]]], torch.arange(192, device=twins.device)[None], owners[:1]
+        )
+        own.places[0, counts[request] :] = -1
+        alone = twins.ops.index_scores(q[row : row + 1], weights[row : row + 1], own)
+        assert torch.equal(scores[row, : counts[request]], alone[0, : counts[request]])
+        assert not scores[row, counts[request] :].any()
+
+
+def test_rows_are_written_where_they_belong(twins):
+    """A place of -1 is nowhere; other rows of the store stay as they are."""
+    store = torch.full((6, 40), 7.0, dtype=torch.bfloat16, device=twins.device)
+    rows = torch.randn(4, 40, generator=torch.Generator().manual_seed(3)).to(twins.device)
+    twins.ops.write_rows(store, torch.tensor([5, -1, 0, -1], device=twins.device), rows)
+    assert torch.equal(store[5], rows[0].bfloat16())
+    assert torch.equal(store[0], rows[2].bfloat16())
+    assert (store[1:5] == 7.0).all()

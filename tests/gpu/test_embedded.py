@@ -2,7 +2,7 @@
 
 import pytest
 
-from dspark import Config, SamplingParams, SpeculativeConfig
+from dspark import CompilationConfig, Config, CUDAGraphMode, SamplingParams, SpeculativeConfig
 from dspark.engine import LLM
 
 pytestmark = pytest.mark.gpu
@@ -15,6 +15,7 @@ PROMPTS = [
     "x",
     "The `Config` class holds all settings. " * 12,
 ]
+GRAPHS = CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL)
 SAMPLINGS = [SamplingParams(max_tokens=48), SamplingParams(max_tokens=48, temperature=1.0, top_p=0.95, seed=11)]
 
 
@@ -36,8 +37,10 @@ def alone():
         {"draft": "dspark"},
         {"config": Config(speculative_config=SpeculativeConfig(num_speculative_tokens=5))},
         {"draft": "dspark", "max_num_batched_tokens": 24, "max_num_seqs": 3},
+        {"draft": "off", "compilation_config": GRAPHS},
+        {"draft": "dspark", "compilation_config": GRAPHS},
     ],
-    ids=["batch", "drafts", "all drafts verified", "small chunks"],
+    ids=["batch", "drafts", "all drafts verified", "small chunks", "graphs", "drafts in graphs"],
 )
 def test_tokens_are_those_of_the_request_alone(alone, settings):
     llm = LLM(device="cuda", **settings)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dspark.engine.core import Engine, Speculation
+from dspark.engine.graphs import GraphPlan
 from dspark.engine.loop import EngineLoop
 from dspark.engine.request import Emission
 from dspark.scheduler.plan import PlannedSpan, StepPlan
@@ -13,10 +14,12 @@ from dspark.state.prefix_cache import PrefixCache
 from support.tiny_models import BLOCK, MAX_LEN, NUM_VALID, LetterTokenizer, tiny_model, tiny_state
 
 
-def tiny_engine(model_key: tuple[Any, ...], speculation: Speculation | None = None, **state: Any) -> Engine:
+def tiny_engine(
+    model_key: tuple[Any, ...], speculation: Speculation | None = None, graphs: GraphPlan | None = None, **state: Any
+) -> Engine:
     """An engine that drafts with the model's own stages unless it is told otherwise."""
     model = tiny_model(*model_key)
-    return Engine(model, tiny_state(model, **state), LetterTokenizer(), speculation or Speculation(BLOCK))
+    return Engine(model, tiny_state(model, **state), LetterTokenizer(), speculation or Speculation(BLOCK), graphs)
 
 
 def given(tokens: dict[Any, list[int]], num_right: Callable[[Any, int], int] | int = BLOCK) -> Speculation:
@@ -55,11 +58,13 @@ def tiny_loop(
     interval_pages: int = 2,
     image_bytes: int = 2**24,
     reuses_prefixes: bool = True,
+    graphs: GraphPlan | None = None,
 ) -> EngineLoop:
     """A serving engine over a tiny model, with small pages and images every two of them."""
     engine = tiny_engine(
         model_key,
         speculation,
+        graphs,
         num_slots=num_slots,
         num_pages=num_pages,
         page_tokens=page_tokens,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dspark.engine.core import Speculation
+from dspark.engine.graphs import GraphPlan
 from dspark.engine.request import Emission
 from support.alone import Outcome
 from support.engines import tiny_loop
@@ -20,7 +21,9 @@ class LoopDrive:
         wishes: requests; each may be made several times, as a repeated prompt or as samples.
     """
 
-    def __init__(self, model_key: tuple[Any, ...], rng: random.Random, wishes: Sequence[Wish]) -> None:
+    def __init__(
+        self, model_key: tuple[Any, ...], rng: random.Random, wishes: Sequence[Wish], graphs: GraphPlan | None = None
+    ) -> None:
         self.rng = rng
         self.loop = tiny_loop(
             *model_key,
@@ -31,6 +34,7 @@ class LoopDrive:
             interval_pages=rng.choice([1, 2, 3]),
             image_bytes=rng.choice([1, 20_000, 2**24]),
             reuses_prefixes=rng.random() < 0.85,
+            graphs=graphs,
         )
         self.arrivals = [wish for wish in wishes for _ in range(rng.choice([1, 1, 2]))]
         rng.shuffle(self.arrivals)

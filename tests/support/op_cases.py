@@ -15,7 +15,7 @@ from torch import Tensor
 from dspark.ops.elementwise import sigmoid, silu, softplus
 from dspark.ops.engram import hash_ngrams
 from dspark.ops.hyper import StreamMix, head_mix
-from dspark.ops.index import candidate_rows, pick_rows
+from dspark.ops.index import IndexKeys, candidate_rows, pick_rows
 from dspark.ops.opset import OpSet
 from dspark.ops.rope import rope_frequencies, rotations
 from dspark.ops.route import Route, route_scores
@@ -108,11 +108,16 @@ def experts_case(experts: int, count: int) -> OpCase:
 
 
 def index_case(heads: int, rows: int) -> OpCase:
-    keys = fixed(7, rows, 32)
+    keys, places = fixed(7, rows, 32), torch.arange(rows).unsqueeze(0)
+
+    def call(ops: OpSet, q: Tensor, w: Tensor) -> Rows:
+        owners = torch.zeros(q.shape[0], dtype=torch.int64, device=q.device)
+        return (ops.index_scores(q, w, IndexKeys(keys, places, owners)),)
+
     return OpCase(
         f"index_scores H{heads} C{rows}",
         lambda g, T: (normal(g, T, heads, 32), normal(g, T, heads)),
-        lambda ops, q, w: (ops.index_scores(q, w, [(slice(0, q.shape[0]), keys)]),),
+        call,
         lambda q, w: (naive.index_scores(q, w, keys),),
     )
 

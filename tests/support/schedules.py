@@ -12,6 +12,7 @@ import torch
 
 from dspark.config.sampling import SamplingParams
 from dspark.engine.core import Engine, Speculation
+from dspark.engine.graphs import GraphPlan
 from dspark.engine.request import Emission, Request
 from dspark.scheduler.plan import PlannedSpan, StepPlan
 from dspark.speculative.proposer import ContinuationProposer, Proposal, ProposalRequest, Proposer
@@ -99,12 +100,19 @@ class Drive:
         drafts: "own" the model's draft, "given" a continuation that is right or wrong by the script, "none" plain.
     """
 
-    def __init__(self, model_key: tuple[Any, ...], rng: random.Random, wishes: Sequence[Wish], drafts: str) -> None:
+    def __init__(
+        self,
+        model_key: tuple[Any, ...],
+        rng: random.Random,
+        wishes: Sequence[Wish],
+        drafts: str,
+        graphs: GraphPlan | None = None,
+    ) -> None:
         self.rng = rng
         self.model = tiny_model(*model_key)
         self.state = tiny_state(self.model, num_slots=3, num_pages=48)
         self.truth: dict[Any, list[int]] = {}
-        self.engine = Engine(self.model, self.state, LetterTokenizer(), self._speculation(drafts))
+        self.engine = Engine(self.model, self.state, LetterTokenizer(), self._speculation(drafts), graphs)
         self.script = ScriptedProposer(self.engine._proposer, rng, self.truth, rng.choice([0.0, 0.6, 1.0]))
         self.engine._proposer = self.script
         self.drafts = drafts

@@ -12,6 +12,7 @@ from dspark.config.environment import read_environment
 from dspark.config.errors import CheckpointError, ConfigError
 from dspark.engine.core import Engine, Speculation
 from dspark.engine.device import TORCH_DTYPES, Placement, page_memory_bytes, place
+from dspark.engine.graphs import plan_graphs
 from dspark.engine.identity import engine_identity
 from dspark.engine.loop import EngineLoop
 from dspark.engine.opening import open_checkpoint
@@ -159,7 +160,7 @@ def build_loop(
     )
     interval = config.prefix_cache_interval or _DEFAULT_INTERVAL_PAGES * page_tokens
     return EngineLoop(
-        Engine(model, state, tokenizer, speculation),
+        Engine(model, state, tokenizer, speculation, plan_graphs(config, state.max_query_len, max_model_len)),
         Scheduler(config.max_num_seqs, config.max_num_batched_tokens, num_pages, page_tokens),
         PrefixCache(state, config.prefix_cache_bytes),
         max_model_len,

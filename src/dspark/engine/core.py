@@ -9,6 +9,7 @@ from dspark.config.errors import ConfigError, DSparkError
 from dspark.config.sampling import SamplingParams
 from dspark.engine.finish import take_tokens
 from dspark.engine.grammar import GrammarCompiler
+from dspark.engine.graphs import GraphPlan
 from dspark.engine.intake import check_request
 from dspark.engine.observer import RoundObserver, record_round
 from dspark.engine.proposing import pending_drafts
@@ -33,7 +34,14 @@ __all__ = ["Engine", "Speculation"]
 class Engine:
     """Requests over one model and one state. Whoever calls `step` plans it; the tokens do not depend on the plan."""
 
-    def __init__(self, model: Model, state: ModelState, tokenizer: TextTokenizer, speculation: Speculation) -> None:
+    def __init__(
+        self,
+        model: Model,
+        state: ModelState,
+        tokenizer: TextTokenizer,
+        speculation: Speculation,
+        graphs: GraphPlan | None = None,
+    ) -> None:
         self.model = model
         self.state = state
         self.tokenizer = tokenizer
@@ -41,7 +49,8 @@ class Engine:
         self.num_valid_tokens = min(model.plan.vocab_size, tokenizer.vocab_size)
         self.requests: dict[RequestId, Request] = {}
         self.observer: RoundObserver | None = None
-        self._target = TargetRunner(model, state)
+        self._graphs = graphs
+        self._target = TargetRunner(model, state, graphs)
         self._draft: DraftRunner | None = None
         self._proposer = speculation.proposer or self._own_proposer()
         self._require_room(1 + self._proposer.num_speculative_tokens)
@@ -68,7 +77,7 @@ class Engine:
         width = self.speculation.num_speculative_tokens
         if width == 0:
             return NoProposer()
-        self._draft = DraftRunner(self.model, self.state, width)
+        self._draft = DraftRunner(self.model, self.state, width, self._graphs)
         return DSparkProposer(self._draft, width, self.num_valid_tokens)
 
     def add(

@@ -52,7 +52,7 @@ def hardware_facts() -> HardwareFacts:
     """The devices that this process sees."""
     if not torch.cuda.is_available():
         return HardwareFacts()
-    return HardwareFacts("cuda", torch.cuda.device_count())
+    return HardwareFacts("cuda", torch.cuda.device_count(), has_graphs=True)
 
 
 def page_memory_bytes(device: torch.device, config: Config) -> int:

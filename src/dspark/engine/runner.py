@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dspark.config.errors import ConfigError
+from dspark.engine.graphs import DraftGraphs, GraphPlan, TargetGraphs
 from dspark.models.build import Model
 from dspark.models.decoder import PassTokens
 from dspark.models.dspark_draft import DsparkDraft
@@ -15,7 +16,7 @@ from dspark.speculative.dspark import DraftBlock
 from dspark.speculative.proposer import ProposalRequest
 from dspark.state.model_state import ModelState, RequestState
 from dspark.state.spans import Span, next_span
-from dspark.state.views import DraftView, PassView, keep_context
+from dspark.state.views import DraftView, PassView, keep_context, open_pass
 
 
 @dataclass(frozen=True)
@@ -50,23 +51,30 @@ class TargetRunner:
         history_len: tokens before a row that its pass reads, for Engram.
     """
 
-    def __init__(self, model: Model, state: ModelState) -> None:
+    def __init__(self, model: Model, state: ModelState, graphs: GraphPlan | None = None) -> None:
         self.model = model
         self.state = state
+        self._graphs = TargetGraphs(model, state, graphs) if graphs else None
         self._max_ngram = model.plan.ngrams.max_ngram if model.plan.ngrams else 0
         self.history_len = max(self._max_ngram - 1, 0)
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[SpanTokens], num_padding: int = 0) -> PassOutput:
         """One pass over all spans; their rows become tentative. Padding rows follow and change nothing."""
-        view = PassView(self.state, [next_span(span.state, len(span.token_ids)) for span in spans], num_padding)
+        placed = [next_span(span.state, len(span.token_ids)) for span in spans]
+        token_ids = [token for span in spans for token in span.token_ids]
+        rows = [row for span in spans for row in self._ngrams(span)] if self._max_ngram else []
+        if self._graphs is not None and all(span.num_logits == len(span.token_ids) for span in spans):
+            num_rows = self._graphs.rows_for(placed)
+            if num_rows is not None:
+                open_pass(self.state, placed)
+                return PassOutput(*self._graphs.launch(num_rows, placed, token_ids, rows))
+        view = PassView(self.state, placed, num_padding)
         device = self.state.device
-        token_ids = [token for span in spans for token in span.token_ids] + [0] * num_padding
         ngrams = None
         if self._max_ngram:
-            rows = [row for span in spans for row in self._ngrams(span)]
             ngrams = torch.tensor(rows + [[-1] * self._max_ngram] * num_padding, device=device)
-        output = self.model.target(PassTokens(torch.tensor(token_ids, device=device), ngrams), view)
+        output = self.model.target(PassTokens(torch.tensor(token_ids + [0] * num_padding, device=device), ngrams), view)
         wanted: list[int] = []
         offset = 0
         for span in spans:
@@ -87,9 +95,10 @@ class TargetRunner:
 class DraftRunner:
     """Draft passes: the `DraftModel` of the speculative layer, over the same state."""
 
-    def __init__(self, model: Model, state: ModelState, block_size: int) -> None:
+    def __init__(self, model: Model, state: ModelState, block_size: int, graphs: GraphPlan | None = None) -> None:
         if model.draft is None:
             raise ConfigError("this checkpoint has no draft stages: run it with speculation off")
+        self._graphs = DraftGraphs(model, state, graphs, block_size) if graphs else None
         self.draft: DsparkDraft = model.draft
         self.target = model.target
         self.state = state
@@ -112,13 +121,21 @@ class DraftRunner:
             spans.append(Span(request, request.committed - kept, kept))
             parts.append(target_hidden[offset + num_rows - kept : offset + num_rows])
             offset += num_rows
+        kept_hidden = torch.cat(parts)
+        graph_rows = self._graphs.plan.rows_for(len(kept_hidden)) if self._graphs else None
+        if self._graphs is not None and graph_rows is not None:
+            self._graphs.absorb(graph_rows, spans, kept_hidden)
+            return
         positions = torch.tensor([p for span in spans for p in range(span.start, span.stop)], device=self.state.device)
-        keep_context(self.state, spans, self.draft.context_rows(torch.cat(parts), positions))
+        keep_context(self.state, spans, self.draft.context_rows(kept_hidden, positions))
 
     @torch.inference_mode()
     def draft_block(self, requests: Sequence[ProposalRequest]) -> DraftBlock:
         """See `DraftModel.draft_block`."""
         spans = [next_span(self.states[request.request_id], self.block_size) for request in requests]
+        num_blocks = self._graphs.plan.rows_for(len(requests)) if self._graphs else None
+        if self._graphs is not None and num_blocks is not None:
+            return DraftBlock(*self._graphs.blocks(num_blocks, spans, [request.anchor_id for request in requests]))
         anchors = torch.tensor([request.anchor_id for request in requests], device=self.state.device)
         view = DraftView(self.state, spans)
         out = self.draft(self.draft.block_tokens(anchors, self.block_size), view, self.target)

@@ -9,7 +9,7 @@ from dspark.layers.plans import AttentionPlan, IndexerPlan, QuantPlan, Storage
 from dspark.layers.quantisers import cache_quantiser
 from dspark.layers.state_view import StateView
 from dspark.ops.hadamard import hadamard_matrix
-from dspark.ops.index import SCORE_CHUNK, candidate_rows, pick_rows
+from dspark.ops.index import candidate_rows, pick_rows
 from dspark.ops.opset import OpSet
 from dspark.ops.rope import rotations
 
@@ -79,7 +79,7 @@ class Indexer(nn.Module):
         heads, width = self.plan.num_heads, self.plan.head_dim
         q = self._finish(self.ops.apply_rope(self.wq_b(q_latent).view(-1, heads, width), *turn))
         weights = self.weights_proj(x).float() * (width**-0.5 * heads**-0.5)
-        return self.ops.index_scores(q, weights, view.keys_by_request(self.key_store, self.ratio, SCORE_CHUNK))
+        return self.ops.index_scores(q, weights, view.index_keys(self.key_store, self.ratio))
 
     def _finish(self, rows: Tensor) -> Tensor:
         """Rotate by the Hadamard matrix where the plan has one, then quantise: [.., K] -> [.., K]."""

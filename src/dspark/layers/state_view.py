@@ -8,6 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from dspark.ops.index import IndexKeys
+
 
 class StateView(Protocol):
     """Reads and tentative writes of one pass."""
@@ -50,6 +52,6 @@ class StateView(Protocol):
         """Places in `appended` of each query's own compressed rows [T, J] (-1 stays -1)."""
         ...
 
-    def keys_by_request(self, key: str, ratio: int, chunk: int) -> list[tuple[slice, Tensor]]:
-        """For each request the slice of its rows in T and its compressed rows [C, K], C rounded up to whole chunks."""
+    def index_keys(self, key: str, ratio: int) -> IndexKeys:
+        """The index keys in a store of every request, and which queries they are for."""
         ...

@@ -1,5 +1,7 @@
 """Scores of compressed rows for the indexer, and the choice of rows; ties go to the lower index."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,23 +11,37 @@ from dspark.ops.linear import linear
 SCORE_CHUNK = 64
 
 
-def index_scores(q: Tensor, weights: Tensor, keys: list[tuple[slice, Tensor]]) -> Tensor:
-    """Score of every compressed row for every query: sum over heads of weight * relu(q . k).
+class IndexKeys(NamedTuple):
+    """Index keys of the requests of a pass.
+
+    rows: [N, K], a store. places: [R, C] int64, rows of each request's keys in order, then -1; C in whole
+    SCORE_CHUNKs. owners: [T] int64, the request of each query; a request's queries lie together.
+    """
+
+    rows: Tensor
+    places: Tensor
+    owners: Tensor
+
+
+def index_scores(q: Tensor, weights: Tensor, keys: IndexKeys) -> Tensor:
+    """Score of every compressed row of its request for every query: sum over heads of weight * relu(q . k).
 
     Args:
         q: [T, H, K]. weights: [T, H] float32, may be negative.
-        keys: for each request the slice of its rows in T and its keys [C, K], C in whole SCORE_CHUNKs.
     Returns:
-        [T, C] float32 with C the longest request; beyond a request's own keys the scores are zero.
+        [T, C] float32; beyond a request's own keys the scores are zero.
     """
-    longest = max(rows.shape[0] for _, rows in keys)
-    scores = q.new_zeros(q.shape[0], longest, dtype=torch.float32)
-    for span, rows in keys:
-        flat = q[span].float().flatten(0, 1)
-        for start in range(0, rows.shape[0], SCORE_CHUNK):
-            stop = start + SCORE_CHUNK
-            product = linear(flat, rows[start:stop].float()).clamp_(min=0).view(-1, q.shape[1], SCORE_CHUNK)
-            scores[span, start:stop] = (product * weights[span].unsqueeze(-1)).sum(1)
+    scores = q.new_zeros(q.shape[0], keys.places.shape[1], dtype=torch.float32)
+    counts = torch.bincount(keys.owners, minlength=keys.places.shape[0]).tolist()
+    for places, own_q, own_weights, own_scores in zip(
+        keys.places, q.split(counts), weights.split(counts), scores.split(counts), strict=True
+    ):
+        flat = own_q.float().flatten(0, 1)
+        for start in range(0, int((places >= 0).sum()), SCORE_CHUNK):
+            chunk = places[start : start + SCORE_CHUNK]
+            rows = keys.rows[chunk.clamp(min=0)].float().masked_fill_((chunk < 0).unsqueeze(-1), 0.0)
+            product = linear(flat, rows).clamp_(min=0).view(-1, q.shape[1], SCORE_CHUNK)
+            own_scores[:, start : start + SCORE_CHUNK] = (product * own_weights.unsqueeze(-1)).sum(1)
     return scores
 
 

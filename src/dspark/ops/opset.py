@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dspark.ops import attention, compress, engram, experts, hyper, index, linear, norm, quantise, rope, route
+from dspark.ops import attention, compress, engram, experts, hyper, index, linear, norm, quantise, rope, route, rows
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class OpSet:
     linear: Callable[[Tensor, Tensor], Tensor]
     sparse_attention: Callable[[Tensor, list[tuple[Tensor, Tensor]], Tensor, float], Tensor]
     routed_experts: Callable[..., Tensor]
-    index_scores: Callable[..., Tensor]
+    index_scores: Callable[[Tensor, Tensor, index.IndexKeys], Tensor]
     quantise_fp8: Callable[[Tensor, int], Tensor]
     quantise_fp4: Callable[[Tensor, int], Tensor]
     quantise_fp4_e4m3: Callable[[Tensor, int], Tensor]
@@ -37,6 +37,7 @@ class OpSet:
     engram_gate: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     choose_experts: Callable[[Tensor, Tensor, int], Tensor]
     weigh_experts: Callable[..., route.Route]
+    write_rows: Callable[[Tensor, Tensor, Tensor], None]
 
 
 TORCH_OPS = OpSet(
@@ -61,4 +62,5 @@ TORCH_OPS = OpSet(
     engram_gate=engram.engram_gate,
     choose_experts=route.choose_experts,
     weigh_experts=route.weigh_experts,
+    write_rows=rows.write_rows,
 )

@@ -13,6 +13,7 @@ from dspark.ops.triton import (
     quantise,
     rope,
     route,
+    rows,
 )
 
 TRITON_OPS = OpSet(
@@ -37,4 +38,5 @@ TRITON_OPS = OpSet(
     engram_gate=engram.engram_gate,
     choose_experts=route.choose_experts,
     weigh_experts=route.weigh_experts,
+    write_rows=rows.write_rows,
 )

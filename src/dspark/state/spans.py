@@ -50,7 +50,7 @@ class RowMap:
         self.num_rows = total
         self.offsets = offsets
         self.positions = self._tensor(positions + [0] * num_padding)
-        self.owners = self._tensor(owners + [0] * num_padding)
+        self.owners = self._tensor(owners + [max(len(spans) - 1, 0)] * num_padding)
         self.starts = self._tensor([span.start for span in spans])
         self.offset_of = self._tensor(offsets)
         self.slots = self._tensor([span.request.slot for span in spans])
@@ -58,10 +58,6 @@ class RowMap:
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
-
-    def slices(self) -> list[slice]:
-        """Rows of each request in the pass."""
-        return [slice(offset, offset + span.num_rows) for offset, span in zip(self.offsets, self.spans, strict=True)]
 
     def locate(self, owners: Tensor, positions: Tensor, ring_rows: int) -> Tensor:
         """Where a token's row lies in [rings of the pass's requests, rows of the pass].

@@ -3,20 +3,26 @@
 import torch
 from torch import Tensor
 
+from dspark.ops.index import SCORE_CHUNK, IndexKeys
 from dspark.state.model_state import ModelState, tail_key
 from dspark.state.spans import RowMap, Span
+
+
+def open_pass(state: ModelState, spans: list[Span]) -> None:
+    """Make room for the rows of a pass and mark them tentative."""
+    for span in spans:
+        span.request.require_settled("a new pass")
+        assert span.start == span.request.committed, "a pass starts at the committed position"
+        state.reserve(span.request, span.num_rows)
+    for span in spans:
+        span.request.tentative = span.num_rows
 
 
 class PassView:
     """The target's view: `StateView` over the spans of a pass. Creating it marks the rows tentative."""
 
     def __init__(self, state: ModelState, spans: list[Span], num_padding: int = 0) -> None:
-        for span in spans:
-            span.request.require_settled("a new pass")
-            assert span.start == span.request.committed, "a pass starts at the committed position"
-            state.reserve(span.request, span.num_rows)
-        for span in spans:
-            span.request.tentative = span.num_rows
+        open_pass(state, spans)
         self.state = state
         self.rows = RowMap(spans, num_padding, state.device)
         self.positions = self.rows.positions
@@ -24,6 +30,7 @@ class PassView:
         self._windows: dict[tuple[int, int], Tensor] = {}
         self._groups: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._visible: dict[int, Tensor] = {}
+        self._key_places: dict[int, Tensor] = {}
         longest = max(len(span.request.pages) for span in spans)
         tables = [span.request.pages + [0] * (longest - len(span.request.pages)) for span in spans]
         self._page_table = torch.tensor(tables, dtype=torch.int64, device=state.device).view(len(spans), longest)
@@ -115,17 +122,17 @@ class PassView:
         ]
         return torch.where(rows >= 0, pages * per_page + known % per_page, -1)
 
-    def keys_by_request(self, key: str, ratio: int, chunk: int) -> list[tuple[slice, Tensor]]:
-        """See `StateView.keys_by_request`."""
-        store = self.state.appends[key]
-        per_page = self.state.page_tokens // ratio
-        found = []
-        for number, (span, rows) in enumerate(zip(self.rows.spans, self.rows.slices(), strict=True)):
-            length = -(-max(span.stop // ratio, 1) // chunk) * chunk
+    def index_keys(self, key: str, ratio: int) -> IndexKeys:
+        """See `StateView.index_keys`."""
+        if ratio not in self._key_places:
+            per_page = self.state.page_tokens // ratio
+            length = -(-max(self.max_visible(ratio), 1) // SCORE_CHUNK) * SCORE_CHUNK
             every = torch.arange(length, device=self.state.device)
-            pages = self._page_table[number][(every // per_page).clamp_(max=self._page_table.shape[1] - 1)]
-            found.append((rows, store[pages * per_page + every % per_page]))
-        return found
+            pages = self._page_table[:, (every // per_page).clamp_(max=self._page_table.shape[1] - 1)]
+            counts = torch.tensor([span.stop // ratio for span in self.rows.spans], device=self.state.device)
+            known = every < counts.unsqueeze(-1)
+            self._key_places[ratio] = torch.where(known, pages * per_page + every % per_page, -1)
+        return IndexKeys(self.state.appends[key], self._key_places[ratio], self.rows.owners)
 
 
 class DraftView:

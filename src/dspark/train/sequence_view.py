@@ -7,6 +7,8 @@ twin of sparse attention reads them.
 import torch
 from torch import Tensor
 
+from dspark.ops.index import IndexKeys
+
 
 class SequenceView:
     """`StateView` over B windows of S tokens, rows ordered by window.
@@ -71,9 +73,12 @@ class SequenceView:
         picked.scatter_(1, torch.where(rows < 0, count, rows), True)
         return picked[:, :count].view(self.batch, self.length, count)
 
-    def keys_by_request(self, key: str, ratio: int, chunk: int) -> list[tuple[slice, Tensor]]:
-        """One entry for all windows: keys [B, C, K]."""
-        return [(slice(None), self._rows[key].view(self.batch, -1, self._rows[key].shape[-1]))]
+    def index_keys(self, key: str, ratio: int) -> IndexKeys:
+        """See `StateView.index_keys`; each window owns its part of the rows."""
+        rows = self._rows[key]
+        windows = torch.arange(self.batch, device=rows.device)
+        places = torch.arange(rows.shape[0], device=rows.device).view(self.batch, -1)
+        return IndexKeys(rows, places, windows.repeat_interleave(self.length))
 
 
 class BlockView:

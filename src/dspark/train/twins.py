@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dspark.layers.plans import Storage
-from dspark.ops import compress, engram, experts, hyper, norm, quantise, rope, route
+from dspark.ops import compress, engram, experts, hyper, norm, quantise, rope, route, rows
+from dspark.ops.index import IndexKeys
 from dspark.ops.opset import OpSet
 from dspark.ops.route import Route
 
@@ -148,13 +149,13 @@ class DenseOps:
         compressed = weights[..., -mask.shape[-1] :]
         self.recorder.index_losses.append(self.divergence(scores, compressed, mask))
 
-    def index_scores(self, q: Tensor, weights: Tensor, keys: list[tuple[slice, Tensor]]) -> Tensor:
-        """Scores [B * S, C] of every window's queries against its own compressed rows, [B, C, K] in `keys`.
+    def index_scores(self, q: Tensor, weights: Tensor, keys: IndexKeys) -> Tensor:
+        """Scores [B * S, C] of every window's queries against its own compressed rows, window by window in `keys`.
 
         The picks carry no gradient; the scores learn from the divergence that the next attention records.
         """
-        rows = keys[0][1]
-        batch = rows.shape[0]
+        batch = keys.places.shape[0]
+        rows = keys.rows.view(batch, -1, keys.rows.shape[-1])
         queries = q.view(batch, -1, *q.shape[1:])
         product = torch.einsum("bqhk,bck->bqhc", queries, rows.to(q.dtype)).relu()
         scores = torch.einsum("bqhc,bqh->bqc", product.float(), weights.view(batch, -1, weights.shape[-1]))
@@ -208,4 +209,5 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
         engram_gate=fuse(engram.engram_gate),
         choose_experts=route.choose_experts,
         weigh_experts=route.weigh_experts,
+        write_rows=rows.write_rows,
     )

@@ -1,7 +1,7 @@
 """Attention of a row over its own gathered keys: one program a row and group of heads, keys in index order.
 
-The softmax runs along the keys and starts from the sink. A chunk without keys changes nothing: its maximum is lower,
-so what was summed is multiplied by one and gets zeros added. So an index may be padded at its end by any amount.
+The softmax runs along the keys and starts from the sink. A chunk without keys is passed over, so an index may be padded
+at its end by any amount; a missing key inside a chunk adds an exact zero.
 """
 
 import torch
@@ -24,18 +24,19 @@ def _add_keys(
     for start in range(0, J, BLOCK_J):
         places = start + tl.arange(0, BLOCK_J)
         key = tl.load(index + first + places, mask=places < J, other=-1)
-        exists = key >= 0
-        keys = tl.load(
-            rows + key[:, None] * K + lanes[None, :], mask=exists[:, None] & (lanes < K)[None, :], other=0.0
-        ).to(q.dtype)
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
-        scores = tl.where(exists[None, :], scores, float("-inf"))
-        best = tl.maximum(top, tl.max(scores, 1))
-        kept = tl.exp(top - best)
-        weights = tl.exp(scores - best[:, None])
-        total = total * kept + tl.sum(weights, 1)
-        acc = acc * kept[:, None] + tl.dot(weights.to(q.dtype), keys, input_precision="ieee")
-        top = best
+        if tl.max(key, 0) >= 0:
+            exists = key >= 0
+            keys = tl.load(
+                rows + key[:, None] * K + lanes[None, :], mask=exists[:, None] & (lanes < K)[None, :], other=0.0
+            ).to(q.dtype)
+            scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
+            scores = tl.where(exists[None, :], scores, float("-inf"))
+            best = tl.maximum(top, tl.max(scores, 1))
+            kept = tl.exp(top - best)
+            weights = tl.exp(scores - best[:, None])
+            total = total * kept + tl.sum(weights, 1)
+            acc = acc * kept[:, None] + tl.dot(weights.to(q.dtype), keys, input_precision="ieee")
+            top = best
     return top, total, acc
 
 

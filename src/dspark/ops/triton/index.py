@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.ops.index import SCORE_CHUNK
+from dspark.ops.index import SCORE_CHUNK, IndexKeys
 from dspark.ops.triton.launch import INTERPRETED, block_of, packed
 
 
@@ -14,6 +14,8 @@ def _score(
     q,
     weights,
     keys,
+    places,
+    owners,
     out,
     width,
     H: tl.constexpr,
@@ -25,33 +27,32 @@ def _score(
 ):
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    place = tl.load(places + tl.load(owners + row) * width + chunk)
     heads, lanes = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_K)
     some = (lanes < K)[None, :]
     queries = tl.load(q + (row * H + heads)[:, None] * K + lanes[None, :], mask=(heads < H)[:, None] & some, other=0.0)
-    rows = tl.load(keys + chunk.to(tl.int64)[:, None] * K + lanes[None, :], mask=some, other=0.0)
+    rows = tl.load(keys + place[:, None] * K + lanes[None, :], mask=(place >= 0)[:, None] & some, other=0.0)
     product = tl.dot(queries.to(WORKING), tl.trans(rows.to(WORKING)), input_precision="ieee")
     weight = tl.load(weights + row * H + heads, mask=heads < H, other=0.0)
     scores = tl.sum(tl.maximum(product, 0.0) * weight[:, None], 0)
     tl.store(out + row * width + chunk, scores)
 
 
-def index_scores(q: Tensor, weights: Tensor, keys: list[tuple[slice, Tensor]]) -> Tensor:
+def index_scores(q: Tensor, weights: Tensor, keys: IndexKeys) -> Tensor:
     """See `dspark.ops.index.index_scores`."""
-    num_heads, size = q.shape[1:]
-    longest = max(rows.shape[0] for _, rows in keys)
-    out = torch.zeros(q.shape[0], longest, dtype=torch.float32, device=q.device)
-    q, weights = packed(q), packed(weights)
-    for span, rows in keys:
-        count = len(range(*span.indices(q.shape[0])))
-        if not count or not rows.shape[0]:
-            continue
-        narrow = not INTERPRETED and q.dtype == rows.dtype == torch.bfloat16
-        _score[(count, rows.shape[0] // SCORE_CHUNK)](
-            packed(q[span]),
-            packed(weights[span]),
-            packed(rows),
-            out[span],
-            longest,
+    num_rows, num_heads, size = q.shape
+    width = keys.places.shape[1]
+    out = torch.empty(num_rows, width, dtype=torch.float32, device=q.device)
+    narrow = not INTERPRETED and q.dtype == keys.rows.dtype == torch.bfloat16
+    if num_rows:
+        _score[(num_rows, width // SCORE_CHUNK)](
+            packed(q),
+            packed(weights),
+            packed(keys.rows),
+            packed(keys.places),
+            packed(keys.owners),
+            out,
+            width,
             num_heads,
             size,
             block_of(num_heads, least=16),
