@@ -8,11 +8,11 @@ import httpx
 import pytest
 
 from dspark import SamplingParams, SpeculativeConfig
+from dspark.config.sampling import sample_seed
 from dspark.engine import LLM, embedded_folder
 from dspark.engine.async_engine import AsyncEngine
 from dspark.engine.tokenizer import TextTokenizer
 from dspark.serve.app import create_app
-from dspark.serve.sampling import sample_seed
 from dspark.serve.settings import ServerSettings
 from support.servers import events_of
 from support.tiny_checkpoints import write_tiny_checkpoint

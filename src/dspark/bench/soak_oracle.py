@@ -4,13 +4,13 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dspark.bench.generate import first_difference
 from dspark.bench.soak_client import Outcome
 from dspark.config import SamplingParams
+from dspark.config.sampling import sample_seed
 from dspark.config.structured import StructuredOutput
 from dspark.engine import LLM
 
@@ -76,7 +76,6 @@ class Oracle:
 
     def __init__(self, model: Path | None, max_model_len: int) -> None:
         self._llm = LLM(model, draft="off", max_num_seqs=1, enable_prefix_caching=False, max_model_len=max_model_len)
-        self._sample_seed = import_module("dspark.serve.sampling").sample_seed
 
     def judge(self, outcome: Outcome, prompt_ids: Sequence[int]) -> Verdict:
         """Decode the request of an answer again and compare tokens and finish reasons."""
@@ -84,7 +83,7 @@ class Oracle:
         assert isinstance(body, Mapping)
         num_tokens = 0
         for index, sample in enumerate(outcome.samples):
-            params = sampling_of(body, self._sample_seed(body["seed"], index))
+            params = sampling_of(body, sample_seed(body["seed"], index))
             (alone,) = self._llm.generate([list(prompt_ids)], params)
             num_tokens += len(alone.token_ids)
             place = first_difference(alone.token_ids, sample.token_ids)

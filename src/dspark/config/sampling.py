@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Literal
 
 from dspark.config.checks import require_bool, require_choice, require_int, require_number
@@ -15,8 +16,8 @@ MAX_LOGPROBS = 64
 MAX_TOP_K = 2**31 - 1
 # The noise key is a pair of unsigned 64-bit words: (seed, position).
 MAX_SEED = 2**64 - 1
-# 2**64 over the golden ratio, odd: neighbouring seeds do not share samples.
-SAMPLE_SEED_STEP = 0x9E3779B97F4A7C15
+# Every JSON reader keeps integers of so many bits.
+JSON_SEED_BITS = 53
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,8 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
     def sample(self, number: int) -> "SamplingParams":
-        """Parameters of sample `number` (from 0) of several: the first has this seed, the others seeds far from it."""
-        return replace(self, seed=(self.seed + number * SAMPLE_SEED_STEP) % (MAX_SEED + 1))
+        """Parameters of sample `number` (from 0) of several; only the seed differs, see `sample_seed`."""
+        return replace(self, seed=sample_seed(self.seed, number))
 
     @property
     def is_greedy(self) -> bool:
@@ -132,3 +133,14 @@ def _as_logit_bias(bias: object) -> Mapping[int, float] | None:
         require_int("logit_bias token id", token_id, low=0)
         require_number(f"logit_bias of token {token_id}", value, low=-1e4, high=1e4)
     return {int(token_id): float(value) for token_id, value in sorted(bias.items())}
+
+
+def sample_seed(seed: int, number: int) -> int:
+    """The seed of sample `number`: the request's own for the first, then the head of SHA-256("seed/number").
+
+    A plain sum would make sample 1 of seed 5 equal to sample 0 of seed 6.
+    """
+    if number == 0:
+        return seed
+    digest = sha256(f"{seed}/{number}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> (64 - JSON_SEED_BITS)

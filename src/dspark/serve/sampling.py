@@ -3,19 +3,16 @@
 import json
 import secrets
 from collections.abc import Mapping
-from hashlib import sha256
 from typing import Any
 
 from dspark.config.errors import ConfigError
-from dspark.config.sampling import SamplingParams
+from dspark.config.sampling import JSON_SEED_BITS, SamplingParams
 from dspark.config.structured import StructuredOutput
 from dspark.serve.errors import bad_request
 from dspark.serve.protocol import NEUTRAL_VALUES, ChatRequest, CompletionRequest, GenerationRequest
 
 # OpenAI's default for completions; a chat goes on up to the context.
 DEFAULT_COMPLETION_TOKENS = 16
-# Seeds that the server makes up or derives pass through every JSON reader without rounding.
-_SEED_BITS = 53
 
 
 def completion_params(request: CompletionRequest) -> list[SamplingParams]:
@@ -79,23 +76,10 @@ def refuse_unsupported(request: GenerationRequest) -> None:
             raise bad_request(f"{name} is not supported by this server: leave it out", name, "unsupported_field")
 
 
-def sample_seed(seed: int, index: int) -> int:
-    """The seed of sample `index` of a request: the request's own for the first, then the head of SHA-256("seed/index").
-
-    A plain sum would make sample 1 of seed 5 equal to sample 0 of seed 6.
-    """
-    if index == 0:
-        return seed
-    digest = sha256(f"{seed}/{index}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> (64 - _SEED_BITS)
-
-
 def _samples(request: GenerationRequest, settings: dict[str, Any], max_tokens: int) -> list[SamplingParams]:
-    seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
-    return [
-        SamplingParams(**settings, max_tokens=max_tokens, seed=sample_seed(seed, index))
-        for index in range(request.num_samples)
-    ]
+    seed = secrets.randbits(JSON_SEED_BITS) if request.seed is None else request.seed
+    params = SamplingParams(**settings, max_tokens=max_tokens, seed=seed)
+    return [params.sample(number) for number in range(request.num_samples)]
 
 
 def _shared_settings(request: GenerationRequest) -> dict[str, Any]:
