@@ -1,7 +1,8 @@
 """Structured output: forms compiled by the grammar library, and the tokens that may come next in one output.
 
 A lookahead runs on a copy, never by taking tokens back: a matcher of the library that was rolled back allows other
-tokens afterwards than one that never went there, and the tokens of a request must not depend on its drafts.
+tokens afterwards than one that never went there, and the tokens of a request must not depend on its drafts. The price
+of a copy grows with the output, so the masks that drafting has asked for are kept for the verification.
 """
 
 from __future__ import annotations
@@ -52,11 +53,37 @@ class OutputMatcher:
         self._num_valid_tokens = num_valid_tokens
         self._eos_token_ids = list(eos_token_ids)
         self._avoids_eos = avoids_eos
+        self._scout: Any = None  # a copy of the matcher that has gone along _ahead
+        self._ahead: list[int] = []
+        self._masks: list[bytes] = []  # packed, before each token of _ahead and after the last
 
-    def allowed(self) -> Tensor:
+    def allowed(self, ahead: Sequence[int] = ()) -> Tensor | None:
         """See `TokenConstraint.allowed`; where nothing else is left, the end-of-sequence ids."""
-        packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        bits = np.unpackbits(packed, count=self._num_valid_tokens, bitorder="little")
+        if not self._masks:
+            self._masks.append(self._matcher.compute_bitmask())
+        if self._ahead[: len(ahead)] != list(ahead) and not self._look(ahead):
+            return None
+        return self._unpacked(self._masks[len(ahead)])
+
+    def _look(self, ahead: Sequence[int]) -> bool:
+        """Send the scout along some tokens; False when one of them may not come."""
+        known = len(self._ahead)
+        if self._scout is None or self._ahead != list(ahead[:known]):
+            self._scout, self._ahead, known = self._matcher.deep_copy(), [], 0
+            del self._masks[1:]
+        for token in ahead[known:]:
+            if not self._unpacked(self._masks[-1])[token]:
+                return False
+            if not self._scout.consume_token(token):
+                self._scout = None
+                return False
+            self._ahead.append(token)
+            self._masks.append(self._scout.compute_bitmask())
+        return True
+
+    def _unpacked(self, packed: bytes) -> Tensor:
+        """[V] bool of a mask of the library."""
+        bits = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=self._num_valid_tokens, bitorder="little")
         allowed = torch.from_numpy(bits).to(torch.bool)
         if self._avoids_eos:
             others = allowed.clone()
@@ -68,10 +95,11 @@ class OutputMatcher:
 
     def advance(self, token_id: int) -> bool:
         """See `TokenConstraint.advance`."""
+        self._scout, self._ahead, self._masks = None, [], []
         return bool(self._matcher.consume_token(token_id))
 
     def copy(self) -> OutputMatcher:
-        """See `TokenConstraint.copy`."""
+        """One that goes its own way from here."""
         return OutputMatcher(
             self._matcher.deep_copy(), self._num_valid_tokens, self._eos_token_ids, avoids_eos=self._avoids_eos
         )

@@ -12,21 +12,23 @@ from torch import Tensor
 class TokenConstraint(Protocol):
     """The tokens that may follow an output. A function of the tokens taken so far and of nothing else."""
 
-    def allowed(self) -> Tensor:
-        """Tokens that may come next: [V] bool on the CPU, without padding ids, at least one of them True."""
+    def allowed(self, ahead: Sequence[int] = ()) -> Tensor | None:
+        """Tokens that may come after the output and some tentative tokens.
+
+        Args:
+            ahead: tokens that may or may not be taken later.
+        Returns:
+            [V] bool on the CPU, without padding ids, at least one of them True; None where `ahead` may not come itself.
+        """
         ...
 
     def advance(self, token_id: int) -> bool:
         """Take a token; False where it may not come, which leaves this constraint unusable."""
         ...
 
-    def copy(self) -> TokenConstraint:
-        """One that goes its own way from here."""
-        ...
-
 
 class ConstraintWalk:
-    """Constraints of R requests that follow tentative tokens; those of the requests themselves stay where they are.
+    """Masks of R requests along their drafts.
 
     Args:
         constraints: of the R requests, None for those that may say anything.
@@ -37,48 +39,35 @@ class ConstraintWalk:
     def __init__(
         self, constraints: Sequence[TokenConstraint | None], num_valid_tokens: int, device: torch.device
     ) -> None:
-        self._walkers = [constraint.copy() if constraint else None for constraint in constraints]
+        self._constraints = constraints
+        self._drafts: list[list[int]] = [[] for _ in constraints]
+        self._is_needed = any(constraint is not None for constraint in constraints)
         self._num_valid_tokens = num_valid_tokens
         self._device = device
 
-    @property
-    def is_needed(self) -> bool:
-        """Whether any request is constrained; without one there are no masks."""
-        return any(self._walkers)
-
     def mask(self) -> Tensor | None:
-        """Tokens that may come next in each request: [R, V] bool, or None where all may."""
-        if not self.is_needed:
-            return None
-        mask = torch.ones(len(self._walkers), self._num_valid_tokens, dtype=torch.bool)
-        for row, walker in zip(mask, self._walkers, strict=True):
-            if walker is not None:
-                row.copy_(walker.allowed())
-        return mask.to(self._device)
+        """Tokens that may come next in each request: [R, V] bool, or None where all may in every request."""
+        rows = [
+            constraint.allowed(drafts) if constraint is not None else None
+            for constraint, drafts in zip(self._constraints, self._drafts, strict=True)
+        ]
+        return stack_masks(rows, self._num_valid_tokens, self._device)
 
     def advance(self, token_ids: Tensor) -> None:
-        """Take one token of each request: [R]. One that could not follow ends what is asked of its request."""
-        if not self.is_needed:
-            return
-        for number, token in enumerate(token_ids.tolist()):
-            walker = self._walkers[number]
-            if walker is not None and not walker.advance(token):
-                self._walkers[number] = None
+        """Go one draft further: [R]. Waits for a device only where something is constrained."""
+        if self._is_needed:
+            for drafts, token in zip(self._drafts, token_ids.tolist(), strict=True):
+                drafts.append(token)
 
 
-def fill_allowed_rows(mask: Tensor, constraint: TokenConstraint, draft_ids: Sequence[int]) -> None:
-    """Write what may follow a request's final tokens and each of its drafts.
-
-    A draft that may not come ends it: the rows after it are never read, because the row before it rejects the draft.
-
-    Args:
-        mask: [1 + verify_len, V] bool, True everywhere.
-        constraint: at the request's final tokens; it stays there.
-        draft_ids: [verify_len].
-    """
-    walker = constraint.copy()
-    mask[0] = walker.allowed()
-    for row, draft in enumerate(draft_ids):
-        if not mask[row, draft] or not walker.advance(draft):
-            return
-        mask[row + 1] = walker.allowed()
+def stack_masks(
+    rows: Sequence[Tensor | None], num_valid_tokens: int, device: torch.device | str = "cpu"
+) -> Tensor | None:
+    """Masks of T rows: [T, V] bool; None stands for all tokens, in a row or for the whole."""
+    chosen = [(number, row) for number, row in enumerate(rows) if row is not None]
+    if not chosen:
+        return None
+    mask = torch.ones(len(rows), num_valid_tokens, dtype=torch.bool, device=device)
+    index = torch.tensor([number for number, _ in chosen], device=device)
+    mask[index] = torch.stack([row for _, row in chosen]).to(device)
+    return mask

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dspark.config.errors import ConfigError
 from dspark.sampling import RequestSampling, draw, filtered_probabilities, is_plain_greedy, uses_ratio_test
-from dspark.sampling.constraint import fill_allowed_rows
+from dspark.sampling.constraint import stack_masks
 from dspark.sampling.noise import seeds_tensor
 from dspark.speculative.proposer import RequestId
 from dspark.speculative.rejection import RatioBatch, decide_by_ratio, one_hot
@@ -113,14 +113,16 @@ def verify(
 def constraint_mask(
     spans: Sequence[VerifySpan], num_valid_tokens: int, device: torch.device | str = "cpu"
 ) -> Tensor | None:
-    """Tokens that may be drawn from each row of a verify pass: [T, V] bool, or None where no request is constrained."""
-    if all(span.sampling.constraint is None for span in spans):
-        return None
-    mask = torch.ones(sum(span.num_rows for span in spans), num_valid_tokens, dtype=torch.bool)
-    for span, start in zip(spans, row_starts(spans, len(mask)), strict=True):
-        if span.sampling.constraint is not None:
-            fill_allowed_rows(mask[start : start + span.num_rows], span.sampling.constraint, span.draft_ids)
-    return mask.to(device)
+    """Tokens that may be drawn from each row of a verify pass: [T, V] bool, or None where no request is constrained.
+
+    A draft that may not come ends what can be accepted: it is rejected by the row before it, so the rows after it are
+    never read and need no mask.
+    """
+    rows: list[Tensor | None] = []
+    for span in spans:
+        constraint, drafts = span.sampling.constraint, span.draft_ids
+        rows += [constraint.allowed(drafts[:k]) if constraint is not None else None for k in range(span.num_rows)]
+    return stack_masks(rows, num_valid_tokens, device)
 
 
 def row_starts(spans: Sequence[VerifySpan], num_rows: int) -> list[int]:
