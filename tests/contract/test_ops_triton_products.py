@@ -94,8 +94,8 @@ def garbage(part: Tensor) -> Tensor:
 
 
 LINEAR_KINDS = ("bf16", "fp4", "fp8 32", "fp8 128")
-# K of 512 and more is summed in sections; N and K need not be whole blocks.
-LINEAR_SHAPES = ((64 * WIDE, 512 * WIDE), (130, 160), (24, 32))
+# K of 1024 and more is summed in sections; N and K need not be whole blocks.
+LINEAR_SHAPES = ((64 * WIDE, 1024 * WIDE), (130, 160), (24, 32))
 
 
 @pytest.mark.parametrize("kind", LINEAR_KINDS)
@@ -120,8 +120,17 @@ def test_linear_rows(kernels, kind):
 
 
 def test_linear_rows_of_float32(kernels):
-    weight = coded("fp8 32", 64, 512)
-    check_row_law(lambda x: kernels[0].linear(x, weight.weight), (rows_of(20, 512, dtype=torch.float32),))
+    weight = coded("fp8 32", 64, 256)
+    check_row_law(lambda x: kernels[0].linear(x, weight.weight), (rows_of(20, 256, dtype=torch.float32),))
+
+
+def test_sections_one_after_the_other_or_side_by_side(kernels, monkeypatch):
+    """Where the sums of sections would take too much memory, a program adds them itself: the same bits."""
+    weight, x = coded("fp8 32", 64, 1024), rows_of(3, 1024)
+    assert kernels[0].sections_of(weight.weight) > 1
+    beside = kernels[0].linear(x, weight.weight)
+    monkeypatch.setattr(kernels[0], "_MOST_BYTES_SIDE_BY_SIDE", 0)
+    assert torch.equal(kernels[0].linear(x, weight.weight), beside)
 
 
 @pytest.mark.parametrize("kind", ["fp8 32", "bf16"])
@@ -136,8 +145,8 @@ def test_groups_of_rows_read_their_own_columns(kernels, kind):
 
 
 def test_no_rows_give_no_rows(kernels):
-    weight = coded("fp8 32", 64, 512)
-    assert kernels[0].linear(rows_of(0, 512), weight.weight).shape == (0, 64)
+    weight = coded("fp8 32", 64, 1024)
+    assert kernels[0].linear(rows_of(0, 1024), weight.weight).shape == (0, 64)
 
 
 EXPERT_KINDS = ("bf16", "fp4", "fp8 32")

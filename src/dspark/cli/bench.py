@@ -13,6 +13,7 @@ from dspark.cli import exit_codes, options
 from dspark.cli.bench_acceptance import acceptance
 from dspark.cli.bench_host import host
 from dspark.cli.bench_inputs import as_item, check_plot
+from dspark.cli.bench_kernels import kernels
 from dspark.cli.bench_rows import rows
 from dspark.cli.bench_serve import serve
 from dspark.cli.bench_soak import soak
@@ -24,6 +25,7 @@ from dspark.cli.session import device_of, model_name, open_llm, require_speculat
 bench_app = typer.Typer(help="Measure modes against each other in one run.", no_args_is_help=True)
 bench_app.command("acceptance")(acceptance)
 bench_app.command("rows")(rows)
+bench_app.command("kernels")(kernels)
 bench_app.command("host")(host)
 bench_app.command("serve")(serve)
 bench_app.command("soak")(soak)

@@ -14,7 +14,7 @@ from dspark.ops.triton.product import Shape, product
 
 _WIDE = 16384  # rows of a weight that fill the device by themselves
 _MOST_PROGRAMS = 320  # of a product whose sections run side by side
-_MOST_ROWS_SIDE_BY_SIDE = 256
+_MOST_BYTES_SIDE_BY_SIDE = 64 * 2**20  # of the sums that sections leave
 _SUM_BLOCK = 1024
 
 
@@ -56,7 +56,7 @@ def sections_of(weight: Tensor | PackedWeight) -> int:
         return 1
     sections = 1
     blocks, chunks = triton.cdiv(width, TILE_ROWS), triton.cdiv(depth, CHUNK)
-    while blocks * sections * 2 <= _MOST_PROGRAMS and chunks % (sections * 2) == 0 and chunks // sections >= 4:
+    while blocks * sections * 2 <= _MOST_PROGRAMS and chunks % (sections * 2) == 0 and chunks // sections >= 8:
         sections *= 2
     return sections if isinstance(weight, PackedWeight) or depth % CHUNK == 0 else 1
 
@@ -90,13 +90,18 @@ def dense_product(
 ) -> None:
     """A product without tiles into `out` [T, N]; its sections run side by side while their sums stay small."""
     count = sections_of(weight) if sections is None else sections
-    if count == 1 or out.shape[0] > _MOST_ROWS_SIDE_BY_SIDE:
+    if not runs_side_by_side(count, *out.shape):
         product(rows, weight, out, shape, groups=groups, sections=count)
         return
     parts = torch.empty(count, *out.shape, dtype=torch.float32, device=out.device)
     product(rows, weight, parts, shape, groups=groups, sections=count)
     grid, early = (triton.cdiv(out.numel(), _SUM_BLOCK),), early_launch()
     _add_sections[grid](parts, out, out.numel(), count, _SUM_BLOCK, early, num_warps=4, launch_pdl=early)
+
+
+def runs_side_by_side(sections: int, num_rows: int, width: int) -> bool:
+    """Whether sections run side by side and leave their sums; else one program takes them one after the other."""
+    return sections > 1 and 4 * sections * num_rows * width <= _MOST_BYTES_SIDE_BY_SIDE
 
 
 def product_parts(x: Tensor, weight: Tensor | PackedWeight) -> Tensor:
@@ -106,7 +111,7 @@ def product_parts(x: Tensor, weight: Tensor | PackedWeight) -> Tensor:
     """
     rows = prepared_rows(x, weight.shape[2], isinstance(weight, PackedWeight))
     shape, count = block_shape(rows.shape[0], weight), sections_of(weight)
-    if count == 1 or rows.shape[0] > _MOST_ROWS_SIDE_BY_SIDE:
+    if not runs_side_by_side(count, rows.shape[0], weight.shape[1]):
         out = torch.empty(rows.shape[0], weight.shape[1], dtype=result_dtype(x, x.dtype), device=x.device)
         product(rows, weight, out, shape, sections=count)
         return out.unsqueeze(0)
