@@ -1,6 +1,7 @@
 """`dspark validate lifecycle`: engines under schedules that nobody would choose, against each request alone."""
 
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Iterator
@@ -65,6 +66,8 @@ def lifecycle(
     budget = _budget(seconds, episodes)
     wanted = _arrival_numbers(arrivals, episode)
     began = time.perf_counter()
+    # Drafting is made to stop and start again here all the time; a user's engine logs that, this one need not.
+    logging.getLogger("dspark.engine").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder, _display() as on_progress:
         run = _open(model, Path(folder), seed, on_progress)
         if episode is not None:

@@ -22,8 +22,7 @@ class ByHand:
     def __init__(self, subject: Subject, settings: EngineSettings) -> None:
         self.subject = subject
         self.engine = subject.loop(settings).engine
-        self.ledger = Ledger(subject)
-        self.engine.observer = self.ledger
+        self.ledger = Ledger(subject, self.engine)
         self.events = self.ledger.events
         self.num_steps = 0
 

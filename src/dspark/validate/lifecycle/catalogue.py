@@ -1,14 +1,21 @@
 """Random requests by number: what number 17 of a seed is, is known without the other sixteen hundred."""
 
 import random
-from importlib.util import find_spec
 from typing import Any
 
 from dspark.config.sampling import SamplingParams
+from dspark.config.structured import StructuredOutput
 from dspark.validate.lifecycle.subject import Subject
 from dspark.validate.lifecycle.wishes import Wish
 
-_NUM_DOCUMENTS = 4
+_NUM_DOCUMENTS = 3
+FORMS = (
+    StructuredOutput.regex("[a-z]{2,9}( [0-9]{1,3})*"),
+    StructuredOutput.choice(["yes", "no", "not yet", "nothing"]),
+    StructuredOutput.json_schema(
+        {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yz"]}}, "required": ["b"]}
+    ),
+)
 _NEVER = "\N{SNOWMAN} never"
 
 
@@ -27,7 +34,6 @@ class Catalogue:
         self.max_prompt = min(max_prompt, subject.max_model_len - subject.max_output - 1)
         self._entries: dict[int, tuple[Wish, ...]] = {}
         self._documents = [self._document(number) for number in range(_NUM_DOCUMENTS)]
-        self._has_grammar = find_spec("llguidance") is not None
 
     def entry(self, number: int) -> tuple[Wish, ...]:
         """One request, or several samples of one prompt."""
@@ -59,7 +65,7 @@ class Catalogue:
                 follow_up = before.prompt_ids + self.subject.oracle.answer(before).token_ids + self._tokens(rng, 3)
                 if len(follow_up) <= self.max_prompt:
                     return follow_up
-        if kind < 0.6:
+        if kind < 0.57:
             return self._tokens(rng, 8)
         document = rng.choice(self._documents)
         return document[: self._length(rng)] + self._tokens(rng, rng.choice([1, 1, 6]))
@@ -67,7 +73,7 @@ class Catalogue:
     def _length(self, rng: random.Random) -> int:
         """A prompt length, often next to the end of a page."""
         most, page = self.max_prompt - 6, self.subject.page_tokens
-        if most > page and rng.random() < 0.5:
+        if most > page and rng.random() < 0.7:
             return min(page * rng.randint(1, most // page) + rng.choice([-2, -1, 0, 1, 5]), most)
         return rng.randint(1, most)
 
@@ -89,9 +95,11 @@ class Catalogue:
             chosen |= {
                 "repetition_penalty": rng.choice([1.0, 1.2, 0.8]),
                 "presence_penalty": rng.choice([0.0, 0.4, -0.3]),
-                "frequency_penalty": rng.choice([0.0, 0.5, -0.2]),
+                "frequency_penalty": rng.choice([0.0, 2.0, 0.5, -0.2]),
             }
-        if rng.random() < 0.3:
+            if rng.random() < 0.5:  # favourites come again within a block, where penalties count the drafts
+                chosen["logit_bias"] = {rng.randrange(self.subject.num_valid_tokens): 8.0 for _ in range(4)}
+        elif rng.random() < 0.3:
             eos = rng.choice(self.subject.eos_token_ids)
             chosen["logit_bias"] = {
                 eos: rng.choice([2.0, 4.0, 6.0]),
@@ -99,16 +107,21 @@ class Catalogue:
             }
         if rng.random() < 0.06:
             chosen["sampler"] = "ratio"
+        if rng.random() < 0.08 and self.subject.has_grammar:
+            chosen["structured"] = rng.choice(FORMS)
         return SamplingParams(**chosen)
 
     def _with_ending(self, rng: random.Random, wish: Wish) -> SamplingParams:
-        """The parameters with a length, stops and logprobs; stops are looked for in the request's own answer."""
+        """The parameters with a length, stops and logprobs; stops are looked for in the request's own answer.
+
+        Most requests ask for logprobs: a wrong row that draws the right token shows in them alone.
+        """
         changes: dict[str, Any] = {
             "max_tokens": rng.choice(
                 [rng.randint(1, 4), rng.randint(2, self.subject.max_output), self.subject.max_output]
             ),
             "ignore_eos": rng.random() < 0.3,
-            "logprobs": rng.choice([None, None, None, 0, 1, 4]),
+            "logprobs": rng.choice([None, 0, 0, 0, 1, 4]),
         }
         kind = rng.random()
         if wish.is_exact and kind < 0.45:

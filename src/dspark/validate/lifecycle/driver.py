@@ -26,21 +26,27 @@ class Driver:
 
     def __init__(self, subject: Subject, settings: EngineSettings, proposer: Proposer | None = None) -> None:
         self.loop = subject.loop(settings) if proposer is None else subject.loop_with(settings, proposer)
-        self.ledger = Ledger(subject)
-        self.loop.engine.observer = self.ledger
+        self.ledger = Ledger(subject, self.loop.engine)
         self.events = self.ledger.events
         self.num_steps = 0
 
-    def submit(self, request_id: RequestId, wish: Wish, priority: int = 0) -> Tally:
+    def submit(self, request_id: RequestId, wish: Wish, priority: int = 0, *, compares_drafts: bool = True) -> Tally:
         """Hand one request in."""
-        tally = self.ledger.enter(request_id, wish)
+        tally = self.ledger.enter(request_id, wish, compares_drafts)
         self.loop.add(request_id, wish.prompt_ids, wish.params, priority=priority)
         return tally
 
-    def submit_samples(self, request_ids: Sequence[RequestId], wishes: Sequence[Wish], priority: int = 0) -> None:
+    def submit_samples(
+        self,
+        request_ids: Sequence[RequestId],
+        wishes: Sequence[Wish],
+        priority: int = 0,
+        *,
+        compares_drafts: bool = True,
+    ) -> None:
         """Hand several samples of one prompt in."""
         for request_id, wish in zip(request_ids, wishes, strict=True):
-            self.ledger.enter(request_id, wish)
+            self.ledger.enter(request_id, wish, compares_drafts)
         params = [wish.params for wish in wishes]
         self.loop.add_samples(list(request_ids), wishes[0].prompt_ids, params, priority=priority)
         self.events["prompts with several samples"] += 1

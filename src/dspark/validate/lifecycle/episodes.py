@@ -12,6 +12,9 @@ from dspark.validate.lifecycle.driver import MAX_STEPS, Driver
 from dspark.validate.lifecycle.subject import EngineSettings, Subject
 from dspark.validate.lifecycle.wishes import Wish
 
+# Drafting a request alone costs more than decoding it alone, so it is done for one in so many entries.
+_DRAFTS_OF = 4
+
 
 @dataclass(frozen=True)
 class Arrival:
@@ -79,7 +82,7 @@ def make_episode(catalogue: Catalogue, number: int) -> Episode:
     decoding them alone.
     """
     rng = random.Random(f"{catalogue.seed}/{catalogue.subject.name}/episode {number}")
-    arrivals = _arrivals(rng, most_entries=24 + number)
+    arrivals = _arrivals(rng, most_entries=24 + number // 2)
     wishes = [wish for arrival in arrivals for wish in catalogue.entry(arrival.entry)]
     last = arrivals[-1].step + 20
     clear_at = tuple(sorted(rng.randrange(last) for _ in range(rng.choice([0, 0, 0, 1, 2]))))
@@ -87,13 +90,16 @@ def make_episode(catalogue: Catalogue, number: int) -> Episode:
 
 
 def _arrivals(rng: random.Random, most_entries: int) -> tuple[Arrival, ...]:
-    arrivals, step, spread = [], 0, rng.choice([1, 4, 10])
-    for _ in range(rng.randint(2, 9)):
+    arrivals: list[Arrival] = []
+    step, spread = 0, rng.choice([1, 4, 10])
+    for _ in range(rng.randint(2, 12)):
+        # Requests that come again are warm the second time.
+        is_repeated = bool(arrivals) and rng.random() < 0.3
         step += rng.randrange(spread)
         preempted = sorted(rng.randrange(1, 30) for _ in range(rng.choice([0, 0, 1, 1, 2, 4])))
         arrivals.append(
             Arrival(
-                entry=rng.randrange(most_entries),
+                entry=rng.choice(arrivals).entry if is_repeated else rng.randrange(most_entries),
                 step=step,
                 priority=rng.choice([0, 0, 0, -1, 2]),
                 abort_after=rng.randrange(25) if rng.random() < 0.15 else None,
@@ -112,12 +118,13 @@ def _settings(rng: random.Random, subject: Subject, wishes: list[Wish]) -> Engin
     return EngineSettings(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs * (1 + width) + rng.choice([0, 1, 5, 20, 60, 200]),
-        max_num_pages=least + rng.choice([0, 0, 1, 2, 4, 16]),
+        max_num_pages=least + rng.choice([0, 1, 2, 4, 16, 16]),
         num_speculative_tokens=width,
         threshold=rng.choice([None, None, 0.1, 0.3, 0.6]),
+        health_window=rng.choice([None, None, 4, 16]),
         enable_prefix_caching=rng.random() < 0.85,
         prefix_cache_interval=rng.choice([None, 1, 2 * subject.page_tokens]),
-        prefix_cache_bytes=rng.choice([1, 2**15, 2**17, 2**26]),
+        prefix_cache_bytes=rng.choice([1, 2**14, 2**16, 2**26, 2**26]),
     )
 
 
@@ -177,10 +184,11 @@ class _Player:
         wishes = self.catalogue.entry(arrival.entry)
         names = self._free_names(number, len(wishes))
         self.owners |= dict.fromkeys(names, number)
+        compares_drafts = arrival.entry % _DRAFTS_OF == 0
         if len(wishes) > 1:
-            self.driver.submit_samples(names, wishes, arrival.priority)
+            self.driver.submit_samples(names, wishes, arrival.priority, compares_drafts=compares_drafts)
         else:
-            self.driver.submit(names[0], wishes[0], arrival.priority)
+            self.driver.submit(names[0], wishes[0], arrival.priority, compares_drafts=compares_drafts)
 
     def _free_names(self, number: int, count: int) -> list[RequestId]:
         """Names of ended requests first: what is late for one of those must not reach its successor."""

@@ -3,10 +3,11 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from dspark.engine.core import Engine
 from dspark.engine.observer import RoundRecord
 from dspark.engine.request import Emission
 from dspark.scheduler.plan import RequestId
-from dspark.validate.lifecycle.subject import Subject
+from dspark.validate.lifecycle.subject import Block, Blocks, Subject
 from dspark.validate.lifecycle.wishes import Answer, Difference, Wish, first_difference
 
 
@@ -30,6 +31,7 @@ class Tally:
     Attributes:
         expected: its answer alone; None where nothing is promised.
         records: rounds that the engine decided, in order.
+        drafts: blocks that it is drafted alone, by anchor position; None where they are not compared.
     """
 
     wish: Wish
@@ -37,6 +39,7 @@ class Tally:
     answer: Answer = field(default_factory=Answer)
     emissions: list[Emission] = field(default_factory=list)
     records: list[RoundRecord] = field(default_factory=list)
+    drafts: Blocks | None = None
 
     @property
     def num_cached_tokens(self) -> int:
@@ -58,13 +61,19 @@ class Tally:
 class Ledger:
     """Requests of one engine. It is the engine's observer of rounds.
 
+    Args:
+        subject: the model, which knows the answers.
+        engine: under test.
     Attributes:
         live, done: requests that run or wait, and those that ended; aborted ones are in neither.
         events: counts of what happened, the evidence of scenarios.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, engine: Engine) -> None:
         self.subject = subject
+        self.engine = engine
+        self.engine.observer = self
+        self._width = engine.speculation.num_speculative_tokens if engine.speculation.proposer is None else 0
         self.live: dict[RequestId, Tally] = {}
         self.done: dict[RequestId, Tally] = {}
         self.events: Counter[str] = Counter()
@@ -76,11 +85,18 @@ class Ledger:
         self.events["rounds with accepted drafts"] += record.num_accepted > 0
         self.events["rounds with rejected drafts"] += record.num_accepted < record.verify_len
 
-    def enter(self, request_id: RequestId, wish: Wish) -> Tally:
-        """A request is about to be handed in."""
+    def enter(self, request_id: RequestId, wish: Wish, compares_drafts: bool = True) -> Tally:
+        """A request is about to be handed in.
+
+        Args:
+            compares_drafts: also compare its drafts with those that it gets alone, where the engine drafts at the
+                model's full width. Wrong drafts change no token, so nothing else would show them.
+        """
         assert request_id not in self.live
         self.events["requests"] += 1
         tally = Tally(wish, self.subject.oracle.answer(wish) if wish.is_exact else None)
+        if compares_drafts and wish.is_exact and self._width == self.subject.block_size:
+            tally.drafts = self.subject.drafts_of(wish)
         self.live[request_id] = tally
         return tally
 
@@ -99,6 +115,8 @@ class Ledger:
         assert name in self.live, f"request {name!r} has ended, and the engine emitted {emission.token_ids} for it"
         tally = self.live[name]
         _check_emission(emission, tally, self.subject.num_valid_tokens)
+        self._check_place(emission)
+        self._check_drafts(name, tally)
         tally.emissions.append(emission)
         tally.answer = tally.answer.after(emission)
         self.events["tokens"] += len(emission.token_ids)
@@ -108,6 +126,23 @@ class Ledger:
             raise MismatchError(name, difference)
         if emission.finish_reason is not None:
             self._settle(name)
+
+    def _check_place(self, emission: Emission) -> None:
+        """Every final token but the anchor has a committed row, neither fewer nor more."""
+        request = self.engine.requests.get(emission.request_id)
+        if request is not None and request.state is not None and emission.finish_reason is None:
+            committed, wanted = request.state.committed, len(request.token_ids) - 1
+            assert committed == wanted, f"request {emission.request_id!r} has {committed} rows, not {wanted}"
+
+    def _check_drafts(self, name: RequestId, tally: Tally) -> None:
+        """The block that was just judged is the one that the request gets alone."""
+        anchor = len(tally.wish.prompt_ids) + len(tally.answer.token_ids) - 1
+        if tally.drafts is None or not tally.records or tally.records[-1].anchor_position != anchor:
+            return
+        found, alone = Block.of(tally.records[-1]), tally.drafts.get(anchor)
+        if found.token_ids and alone is not None and alone.token_ids:
+            assert found == alone, f"request {name!r} is drafted {found} after position {anchor}, alone {alone}"
+            self.events["blocks compared"] += 1
 
     def _settle(self, name: RequestId) -> None:
         """A request has ended: what is counted about it adds up."""

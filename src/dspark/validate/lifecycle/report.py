@@ -19,6 +19,7 @@ _SHOWN = (
     "tokens",
     "accepted drafts",
     "rounds with rejected drafts",
+    "blocks compared",
     "ended inside a block",
     "steps with several requests",
     "preemptions",

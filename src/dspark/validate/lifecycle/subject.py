@@ -7,13 +7,36 @@ from typing import Any, Literal
 import torch
 
 from dspark.config import Config, DSparkConfig, SpeculativeConfig
-from dspark.config.errors import DSparkError
+from dspark.config.errors import ConfigError, DSparkError
+from dspark.config.sampling import SamplingParams
+from dspark.config.speculative import DraftHealthConfig
+from dspark.config.structured import StructuredOutput
 from dspark.engine.assembly import Assembly, assemble, build_loop
 from dspark.engine.core import Speculation
 from dspark.engine.loop import EngineLoop
+from dspark.engine.observer import RoundRecord
 from dspark.models.build import read_plan
+from dspark.scheduler.plan import PlannedSpan, StepPlan
 from dspark.speculative.proposer import Proposer
 from dspark.validate.lifecycle.wishes import Answer, Wish, collect
+
+
+@dataclass(frozen=True)
+class Block:
+    """A draft block: ids [G], and the confidence logits [G] that were computed with it, empty without such a head."""
+
+    token_ids: tuple[int, ...]
+    confidence: tuple[float, ...]
+
+    @classmethod
+    def of(cls, record: RoundRecord) -> "Block":
+        """The block that a round judged."""
+        confidence = record.confidence_logits
+        return cls(record.draft_ids, () if confidence is None else tuple(confidence.tolist()))
+
+
+# Draft blocks by the position of their anchor.
+Blocks = dict[int, Block]
 
 # Rows of the oracle's passes: more than any prompt, so that each is prefilled in one.
 _WHOLE_PROMPT = 8192
@@ -26,6 +49,7 @@ class EngineSettings:
     Attributes:
         num_speculative_tokens: 0 decodes plainly.
         threshold: least survival that is verified; None verifies every draft.
+        health_window: rounds over which draft health looks; None drafts whatever it gains.
     """
 
     max_num_seqs: int = 4
@@ -33,6 +57,7 @@ class EngineSettings:
     max_num_pages: int | None = None
     num_speculative_tokens: int = 5
     threshold: float | None = None
+    health_window: int | None = None
     enable_prefix_caching: bool = True
     prefix_cache_interval: int | None = None
     prefix_cache_bytes: int = 2**26
@@ -48,7 +73,17 @@ class EngineSettings:
             return None
         schedule: Literal["fixed", "threshold"] = "fixed" if self.threshold is None else "threshold"
         lengths = DSparkConfig(schedule=schedule, draft_confidence_threshold=self.threshold)
-        return SpeculativeConfig(num_speculative_tokens=self.num_speculative_tokens, dspark_config=lengths)
+        return SpeculativeConfig(
+            num_speculative_tokens=self.num_speculative_tokens, dspark_config=lengths, draft_health=self.health
+        )
+
+    @property
+    def health(self) -> DraftHealthConfig | None:
+        """Rules so strict and so quick that drafting stops and starts again within one request."""
+        if self.health_window is None:
+            return None
+        window = self.health_window
+        return DraftHealthConfig(1.7, 1.7, window, probe_after=6, probe_rounds=max(window // 2, 1))
 
 
 class Oracle:
@@ -80,6 +115,36 @@ class Oracle:
         return collect(emissions)
 
 
+class DraftOracle:
+    """Draft blocks of a request alone, one at each of its anchors: every token is decoded with a block pending."""
+
+    def __init__(self, loop: EngineLoop) -> None:
+        self._loop = loop
+        self._engine = loop.engine
+        self._engine.observer = self
+        self._blocks: dict[tuple[tuple[int, ...], str], Blocks] = {}
+        self._seen: Blocks = {}
+
+    def observe(self, record: RoundRecord) -> None:
+        """Keep a block; called by the engine."""
+        self._seen[record.anchor_position] = Block.of(record)
+
+    def blocks(self, wish: Wish) -> Blocks:
+        """All of a request's blocks."""
+        if wish.key not in self._blocks:
+            self._blocks[wish.key] = self._draft(wish)
+        return self._blocks[wish.key]
+
+    def _draft(self, wish: Wish) -> Blocks:
+        self._seen = {}
+        request = self._engine.add("alone", wish.prompt_ids, wish.params, self._loop.max_model_len)
+        self._engine.start("alone")
+        while request.finish_reason is None:
+            self._engine.step(StepPlan((PlannedSpan("alone", request.num_pending),)))
+        self._engine.remove("alone")
+        return self._seen
+
+
 class Subject:
     """A model under test.
 
@@ -95,7 +160,7 @@ class Subject:
         self.folder = folder
         self.max_output = max_output
         self._wanted_len = max_model_len
-        alone = EngineSettings(1, _WHOLE_PROMPT, None, 0, None, enable_prefix_caching=False)
+        alone = EngineSettings(1, _WHOLE_PROMPT, num_speculative_tokens=0, enable_prefix_caching=False)
         plain = self.assemble(alone)
         self.oracle = Oracle(plain.loop)
         self.tokenizer = plain.tokenizer
@@ -104,8 +169,20 @@ class Subject:
         self.eos_token_ids = tuple(plain.plan.eos_token_ids)
         self.device = torch.device(plain.device)
         self.page_tokens = plain.loop.engine.state.page_tokens
+        self.has_grammar = self._has_grammar(plain.loop)
         draft = read_plan(plain.folder).draft
         self.block_size = draft.block_size if draft else 0
+        drafting = replace(alone, num_speculative_tokens=self.block_size)
+        self._drafts = DraftOracle(self.loop(drafting)) if self.block_size else None
+
+    @staticmethod
+    def _has_grammar(loop: EngineLoop) -> bool:
+        """Whether outputs can be given a form: the grammar library is there and knows this tokenizer."""
+        try:
+            loop.add("form", [0], SamplingParams(structured=StructuredOutput.choice(["yes", "no"])))
+        except ConfigError:
+            return False
+        return loop.abort("form")
 
     def assemble(self, settings: EngineSettings) -> Assembly:
         """A fresh engine, through the same door as every user: admission, weights, tokenizer, loop."""
@@ -125,6 +202,10 @@ class Subject:
     def loop(self, settings: EngineSettings) -> EngineLoop:
         """The loop of a fresh engine."""
         return self.assemble(settings).loop
+
+    def drafts_of(self, wish: Wish) -> Blocks | None:
+        """The blocks of a request alone, at the model's full width; None where it has no draft stages."""
+        return self._drafts.blocks(wish) if self._drafts else None
 
     def loop_with(self, settings: EngineSettings, proposer: Proposer) -> EngineLoop:
         """The loop of a fresh engine with another drafter than the checkpoint's."""

@@ -1,5 +1,8 @@
 """Scenarios of sharing: passes, slots, padding, verify lengths."""
 
+from itertools import pairwise
+
+from dspark.engine.core import RUNNING
 from dspark.validate.lifecycle.by_hand import ByHand
 from dspark.validate.lifecycle.driver import Driver
 from dspark.validate.lifecycle.ledger import Ledger
@@ -10,15 +13,18 @@ from dspark.validate.lifecycle.subject import Subject, require
 def mixed_stochastic_requests(subject: Subject) -> Ledger:
     """Greedy and sampled requests with every filter and penalty share passes, some arriving while others decode."""
     bias = {subject.eos_token_ids[0]: 1.0, subject.num_valid_tokens - 1: -4.0}
+    favourites = dict.fromkeys((5, 6, 7), 9.0)
     wishes = [
         wish(subject, 5, 1, logprobs=2),
-        hot(subject, 17, 2, logprobs=0),
+        hot(subject, 17, 2),
         hot(subject, 2, 3, temperature=0.7, top_p=0.9, min_p=0.02),
         hot(subject, 33, 4, temperature=1.2, top_k=12),
         wish(subject, 9, 5, repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=-0.2),
         hot(subject, 11, 6, repetition_penalty=0.9, frequency_penalty=0.3, logit_bias=bias, logprobs=3),
         hot(subject, 1, 7, temperature=0.05, seed=2**64 - 1),
         hot(subject, 40, 8, temperature=5.0, sampler="ratio"),
+        # Three favourites come again within a block, so penalties must count the drafts before each row.
+        hot(subject, 6, 9, temperature=1.0, logit_bias=favourites, presence_penalty=2.0, frequency_penalty=2.0),
     ]
     driver = Driver(subject, settings(subject))
     for number, each in enumerate(wishes):
@@ -51,7 +57,7 @@ def varying_verify_lengths(subject: Subject) -> Ledger:
     hand = ByHand(subject, settings(subject, max_num_seqs=3))
     names = ["a", "b", "c"]
     for number, name in enumerate(names):
-        hand.start(name, hot(subject, 6 + 11 * number, number, logprobs=1))
+        hand.start(name, hot(subject, 6 + 11 * number, number))
     pattern = [0, 3, 5, 1, 5, 2, 0, 4, 5, 0, 0, 5]
     for step in range(400):
         if not hand.ledger.live:
@@ -92,4 +98,20 @@ def urgent_request_overtakes(subject: Subject) -> Ledger:
     driver.run()
     order = list(driver.ledger.done)
     require(order.index("urgent") < 2, f"the urgent request went first; the order was {order}")
+    return driver.ledger
+
+
+def draft_health_stops_and_resumes(subject: Subject) -> Ledger:
+    """Drafting stops where it gains too little and is tried again, in the middle of requests; no token changes."""
+    driver = Driver(subject, settings(subject, max_num_seqs=2, health_window=4))
+    for number in range(6):
+        driver.submit(number, hot(subject, 5 + number, number, temperature=(0.3, 4.0)[number % 2]))
+    seen: list[bool] = []
+    while driver.loop.has_work:
+        driver.step()
+        seen.append(driver.loop.status().speculation == RUNNING)
+    driver.finish()
+    changes = [after for before, after in pairwise(seen) if before != after]
+    driver.events["drafting stopped"], driver.events["drafting resumed"] = changes.count(False), changes.count(True)
+    require(False in changes and True in changes, f"drafting stopped and resumed; changes seen: {changes}")
     return driver.ledger

@@ -1,5 +1,6 @@
 """Scenarios of endings: stops, end of sequence and limits inside an accepted block."""
 
+from dspark.validate.lifecycle.catalogue import FORMS
 from dspark.validate.lifecycle.driver import Driver
 from dspark.validate.lifecycle.ledger import Ledger, Tally
 from dspark.validate.lifecycle.scenarios.prompts import hot, settings
@@ -98,4 +99,16 @@ def output_cap_inside_block(subject: Subject) -> Ledger:
     longest = max(record.verify_len for tally in driver.ledger.done.values() for record in tally.records)
     assert longest <= 2, f"{longest} drafts were verified where two more tokens are wanted at most"
     require(driver.events["accepted drafts"] > 0, "drafts were accepted under the limit")
+    return driver.ledger
+
+
+def structured_output_inside_accepted_block(subject: Subject) -> Ledger:
+    """Outputs of a given form: drafts are masked like the target's rows, and rejected ones take their steps back."""
+    driver = Driver(subject, settings(subject))
+    for number in range(9):
+        params = {"structured": FORMS[number % len(FORMS)], "ignore_eos": False}
+        driver.submit(number, hot(subject, 6 + number, number, **params))
+    driver.run()
+    require(driver.events["accepted drafts"] > 0 or not subject.block_size, "drafts of the right form were accepted")
+    require(driver.events["rounds with rejected drafts"] > 0 or not subject.block_size, "drafts were rejected")
     return driver.ledger

@@ -11,7 +11,7 @@ def prefill_transition_preemption_with_reorder(subject: Subject) -> Ledger:
     """A long prompt loses its state between chunks and right after the last; others change places meanwhile."""
     hand = ByHand(subject, settings(subject, max_num_seqs=3))
     hand.start("left", hot(subject, 4, 1))
-    hand.start("long", hot(subject, two_pages(subject), 2, logprobs=1))
+    hand.start("long", hot(subject, two_pages(subject), 2))
     hand.start("right", hot(subject, 21, 3))
     orders = [["left", "long", "right"], ["right", "left", "long"], ["long", "right", "left"]]
     prompt_len, between, after = two_pages(subject), 0, 0
@@ -61,7 +61,7 @@ def repeated_preemption_of_one_request(subject: Subject) -> Ledger:
     """One request is stopped every other step, in prefill and in decoding, and still gives what it gives alone."""
     driver = Driver(subject, settings(subject, max_num_seqs=2, spare_rows=20, enable_prefix_caching=False))
     prompt_len = two_pages(subject)
-    driver.submit("victim", hot(subject, prompt_len, 4, logprobs=1))
+    driver.submit("victim", hot(subject, prompt_len, 4))
     driver.submit("other", hot(subject, 8, 5))
     kinds = {"prefill": 0, "decoding": 0}
     for _ in range(400):

@@ -16,7 +16,7 @@ from dspark.validate.lifecycle.wishes import Wish
 def warm_equals_cold(subject: Subject) -> Ledger:
     """The second identical prompt hits the cache: same tokens, same rounds, as many drafts accepted as when cold."""
     driver = Driver(subject, settings(subject))
-    wish = hot(subject, two_pages(subject), 6, logprobs=1)
+    wish = hot(subject, two_pages(subject), 6)
     driver.submit("cold", wish)
     driver.run_on()
     driver.submit("warm", wish)
@@ -69,6 +69,24 @@ def hit_on_running_prefix(subject: Subject) -> Ledger:
     return driver.ledger
 
 
+def prompts_that_part(subject: Subject) -> Ledger:
+    """Prompts of one length: some share their first page and part, one shares nothing; each finds its own past only."""
+    driver = Driver(subject, settings(subject))
+    page, length = subject.page_tokens, two_pages(subject)
+    first = hot(subject, length, 12)
+    for number in range(4):
+        shared = 0 if number == 3 else page + 5
+        text = first.prompt_ids[:shared] + prompt(subject, length, 20 + number)[shared:]
+        driver.submit(number, Wish(text, first.params) if number else first)
+        driver.run_on()
+    driver.finish()
+    cached = [driver.ledger.done[number].num_cached_tokens for number in range(4)]
+    assert cached[3] == 0, f"a prompt that shares nothing found {cached[3]} tokens in the cache"
+    assert max(cached) <= page + 5, f"prompts that part after {page + 5} tokens found {cached}"
+    require(max(cached) >= page, f"the shared page was found; cached are {cached}")
+    return driver.ledger
+
+
 def exact_prefix_fork(subject: Subject) -> Ledger:
     """Two forks leave a decoding request in the middle of a page, one with its noise and one with another."""
     hand = ByHand(subject, settings(subject, max_num_seqs=3))
@@ -94,7 +112,7 @@ def samples_forked_after_prefill(subject: Subject) -> Ledger:
     """Four samples of one prompt: the first computes it, the others continue from its state with noise of their own."""
     driver = Driver(subject, settings(subject, enable_prefix_caching=False))
     length = subject.page_tokens + 9
-    wishes = [hot(subject, length, 9, seed=seed, logprobs=1) for seed in range(4)]
+    wishes = [hot(subject, length, 9, seed=seed) for seed in range(4)]
     names = [f"sample {number}" for number in range(4)]
     driver.submit_samples(names, wishes)
     driver.run()
@@ -108,7 +126,7 @@ def samples_forked_after_prefill(subject: Subject) -> Ledger:
 def image_restored_across_stored_checkpoint(subject: Subject) -> Ledger:
     """A request's state goes through a file into an engine that has seen nothing, with pages and slots of its own."""
     length = subject.page_tokens + 7
-    wish = hot(subject, length, 10, logprobs=1)
+    wish = hot(subject, length, 10)
     writer = ByHand(subject, settings(subject, max_num_seqs=2))
     writer.start("before", wish)
     while writer.committed("before") < length - 2:

@@ -18,8 +18,11 @@ def prompt(subject: Subject, length: int, salt: int = 0) -> tuple[int, ...]:
 
 
 def wish(subject: Subject, length: int, salt: int = 0, **params: Any) -> Wish:
-    """A request with a prompt of some length; it runs its full length unless told otherwise."""
-    chosen = {"max_tokens": subject.max_output, "ignore_eos": True, **params}
+    """A request with a prompt of some length; it runs its full length unless told otherwise.
+
+    It asks for logprobs, since a wrong row that draws the right token shows in them alone.
+    """
+    chosen = {"max_tokens": subject.max_output, "ignore_eos": True, "logprobs": 0, **params}
     return Wish(prompt(subject, length, salt), SamplingParams(**chosen))
 
 

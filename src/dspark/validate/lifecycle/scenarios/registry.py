@@ -29,10 +29,13 @@ _ALL: tuple[Scenario, ...] = (
     prefixes.warm_equals_cold,
     prefixes.next_turn_after_stop_inside_block,
     prefixes.hit_on_running_prefix,
+    prefixes.prompts_that_part,
     prefixes.samples_forked_after_prefill,
     preemption.prompt_logprobs_in_chunks,
     batching.padding_rows_inert,
     batching.urgent_request_overtakes,
+    batching.draft_health_stops_and_resumes,
+    endings.structured_output_inside_accepted_block,
 )
 # Stories about drafts cannot happen to a model without them.
 _NEED_DRAFTS = frozenset(
@@ -43,6 +46,7 @@ _NEED_DRAFTS = frozenset(
         endings.end_of_sequence_inside_accepted_block,
         endings.output_cap_inside_block,
         batching.varying_verify_lengths,
+        batching.draft_health_stops_and_resumes,
         prefixes.next_turn_after_stop_inside_block,
     }
 )
@@ -93,6 +97,8 @@ def run_scenario(name: str, subject: Subject) -> ScenarioResult:
     verdict, message = "passed", None
     if scenario in _NEED_DRAFTS and not subject.block_size:
         verdict, message = "not applicable", "the model carries no draft stages"
+    elif scenario is endings.structured_output_inside_accepted_block and not subject.has_grammar:
+        verdict, message = "not applicable", "no grammar library, or it does not know the tokenizer"
     else:
         try:
             events = dict(scenario(subject).events)
