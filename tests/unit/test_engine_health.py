@@ -17,7 +17,7 @@ from dspark.engine.speculation import plan_speculation
 from dspark.models.facts import model_facts
 from dspark.models.registry import parse_config
 from support.alone import Draft, bits_of, stream_of
-from support.engines import finish, given, step, tiny_engine
+from support.engines import finish, given, run_out, step, tiny_engine, tiny_loop
 from support.tiny_models import BLOCK, MAX_LEN, tiny_config
 
 MODELS = {"v41": ("v41", False, torch.float32), "v4": ("v4", False, torch.float32)}
@@ -101,6 +101,19 @@ def test_the_same_requests_rest_in_the_same_rounds(model_key):
         emissions = finish(engine, "ab")
         outputs.append([[(e.token_ids, e.verify_len) for e in emissions[name]] for name in "ab"])
     assert outputs[0] == outputs[1]
+
+
+def test_the_status_of_the_loop_tells_it(model_key):
+    """Copies of plain numbers: what the engine counts afterwards is not in them."""
+    loop = tiny_loop(*model_key, speculation=Speculation(BLOCK, health=NEVER_WELL))
+    before = loop.status()
+    loop.add("a", PROMPT, LONG)
+    run_out(loop)
+    after = loop.status()
+    assert (before.speculation, before.draft_health.fallbacks) == ("running", 0)
+    assert after.speculation.startswith("not running because the accepted length fell to ")
+    assert after.draft_health == loop.engine.health.counts and after.draft_health.probes > 3
+    assert after.to_dict()["draft_health"]["rounds_off"] == loop.engine.health.counts.rounds_off > 0
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from dspark.config import DraftHealthConfig, SpeculativeConfig
 from dspark.config.errors import ConfigError
+from dspark.config.speculative_json import read_speculative_json
 from dspark.speculative.health import DraftHealth, HealthState
 
 RULES = DraftHealthConfig(floor=1.5, recovery=2.0, window=4, probe_after=6, probe_rounds=3)
@@ -125,3 +126,14 @@ def test_health_is_on_unless_it_is_switched_off():
     assert SpeculativeConfig(draft_health=None).draft_health is None
     with pytest.raises(ConfigError, match=r"draft_health must be a DraftHealthConfig or None, not 1\.5"):
         SpeculativeConfig(draft_health=1.5)
+
+
+def test_rules_may_be_written_as_json():
+    def read(text):
+        return read_speculative_json(text, adaptive=SpeculativeConfig()).draft_health
+
+    assert read("{}") == DraftHealthConfig()
+    assert read('{"draft_health": null}') is None
+    assert read('{"draft_health": {"floor": 1.2, "window": 9}}') == DraftHealthConfig(floor=1.2, window=9)
+    with pytest.raises(ConfigError, match="draft_health holds the unknown key 'flor'; did you mean floor"):
+        read('{"draft_health": {"flor": 1.2}}')

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from dspark.config.errors import ConfigError
-from dspark.config.speculative import DSparkConfig, SpeculativeConfig
+from dspark.config.speculative import DraftHealthConfig, DSparkConfig, SpeculativeConfig
 
 _OWN = {field.name for field in fields(SpeculativeConfig)}
 _OTHERS = {
@@ -41,6 +41,9 @@ def read_speculative_json(
     _require_known(given, _OWN | _OTHERS, "speculative_config")
     settings = {name: value for name, value in given.items() if name in _OWN}
     settings["dspark_config"] = _verify_lengths(given, adaptive)
+    if isinstance(health := given.get("draft_health"), dict):
+        _require_known(health, {field.name for field in fields(DraftHealthConfig)}, "draft_health")
+        settings["draft_health"] = DraftHealthConfig(**health)
     _require_shared_ranks(given.get("draft_tensor_parallel_size"), tensor_parallel_size)
     if given.get("draft_sample_method") not in (None, "probabilistic"):
         raise ConfigError(

@@ -327,6 +327,7 @@ class EngineLoop:
             prefix=self.cache.statistics,
             speculation=self.engine.speculation_status,
             acceptance=deepcopy(self.engine.statistics),
+            draft_health=deepcopy(self.engine.health.counts),
         )
 
     def check_integrity(self) -> None:

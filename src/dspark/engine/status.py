@@ -1,8 +1,9 @@
 """What an engine says of itself: plain numbers, taken between two steps."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from dspark.speculative.health import HealthCounts
 from dspark.speculative.statistics import AcceptanceStatistics
 from dspark.state.prefix_cache import PrefixStatistics
 
@@ -19,6 +20,7 @@ class LoopStatus:
         prefix: counts of the prefix cache.
         speculation: "running", or "not running because ...".
         acceptance: all rounds since the start.
+        draft_health: how often drafting was given up and tried again.
     """
 
     num_running: int
@@ -33,6 +35,7 @@ class LoopStatus:
     prefix: PrefixStatistics
     speculation: str
     acceptance: AcceptanceStatistics
+    draft_health: HealthCounts = field(default_factory=HealthCounts)
 
     @property
     def page_usage(self) -> float:

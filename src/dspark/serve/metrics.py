@@ -124,6 +124,13 @@ class _EngineNumbers:
         yield self._counter("spec_decode_num_accepted_tokens", "Accepted drafts.", rounds.num_accepted)
         yield self._by_position(rounds.accepted)
         yield self._counter("spec_decode_num_rounds", "Rounds, those without drafts included.", rounds.rounds)
+        health = loop.draft_health
+        yield self._counter(
+            "draft_fallbacks", "Times that drafting was given up for gaining too little.", health.fallbacks
+        )
+        yield self._counter("draft_probes", "Times that drafting was tried again.", health.probes)
+        yield self._counter("draft_recoveries", "Times that drafting was taken up again.", health.recoveries)
+        yield self._counter("draft_rounds_off", "Rounds without drafts because of that.", health.rounds_off)
         yield self._gauge(
             "speculation_running", "1 while drafts are proposed, 0 while not.", loop.speculation == RUNNING
         )

@@ -76,13 +76,16 @@ class DraftHealth:
 
     @property
     def reason(self) -> str:
-        """Why rounds are not drafted, as the end of "not running because ..."; empty while drafting pays."""
+        """Why rounds are not drafted, as the end of "not running because ..."; empty while drafting pays.
+
+        The same from one change of state to the next, so that it can be a label of metrics.
+        """
         if self.rules is None or self.is_well:
             return ""
         what = f"the accepted length fell to {self.accepted_len:.2f}, below {self._missed:g}"
         if self.state is HealthState.PROBING:
             return f"{what}; drafting is being tried again"
-        return f"{what}; drafting is tried again after {self._rounds_left} rounds"
+        return f"{what}; drafting is tried again after {self.rules.probe_after} rounds"
 
     def observe(self, accepted_len: int, *, was_drafted: bool) -> None:
         """Count one round of one request.
