@@ -62,11 +62,19 @@ class FakeScheduler:
     page_tokens: int = PAGE_TOKENS
 
 
+class FakeGrammars:
+    """Takes every form."""
+
+    def start(self, form: object) -> None:
+        """Nothing is compiled."""
+
+
 @dataclass
 class FakeCore:
     """Whether drafts are proposed; a test may change it while the loop runs."""
 
     speculation_status: str = "running"
+    grammars: FakeGrammars = field(default_factory=FakeGrammars)
 
 
 @dataclass

@@ -37,6 +37,10 @@ NONSENSE = [
     ("ignore_eos", 1),
     ("logprobs", -1),
     ("logprobs", 1000),
+    ("prompt_logprobs", -1),
+    ("prompt_logprobs", True),
+    ("structured", "json_object"),
+    ("structured", {"type": "object"}),
     ("sampler", "greedy"),
 ]
 

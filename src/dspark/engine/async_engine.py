@@ -184,6 +184,8 @@ class AsyncEngine:
         await self.start()
         prompt_ids = [await self._token_ids(prompt) for prompt in prompts]
         self._require_open(sum(map(len, params)))
+        await self._compile_forms(params)
+        self._require_open(sum(map(len, params)))
         name = request_id if request_id is not None else f"request-{next(self._ids)}"
         total = sum(map(len, params))
         request_ids: list[RequestId] = [name if place == 0 else f"{name}.{place}" for place in range(total)]
@@ -268,6 +270,17 @@ class AsyncEngine:
         if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
             return await asyncio.to_thread(prompt_token_ids, self.tokenizer, prompt)
         return prompt_token_ids(self.tokenizer, prompt)
+
+    async def _compile_forms(self, params: Sequence[Sequence[SamplingParams]]) -> None:
+        """Compile structured outputs beside the engine's thread, which finds them ready: a form may take a second.
+
+        Raises:
+            ConfigError: a form cannot be used.
+        """
+        forms = dict.fromkeys(own.structured for group in params for own in group)
+        for form in forms:
+            if form is not None:
+                await asyncio.to_thread(self.assembly.loop.engine.grammars.start, form)
 
     def _require_open(self, num_requests: int) -> None:
         """Refuse requests that nobody would run soon, or ever."""

@@ -140,12 +140,15 @@ class GrammarCompiler:
             ConfigError: the form is wrong, too complex, or leaves nothing to say; or the library is missing.
         """
         with self._lock:
-            if wanted not in self._compiled:
-                self._compiled[wanted] = self._compile(wanted)
+            compiled = self._compiled.get(wanted)
+        # Outside of the lock: nobody waits for another's form, and a form compiled twice does no harm.
+        compiled = self._compile(wanted) if compiled is None else compiled
+        with self._lock:
+            self._compiled[wanted] = compiled
             self._compiled.move_to_end(wanted)
             while len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
-            matcher = self._compiled[wanted].deep_copy()
+            matcher = compiled.deep_copy()
         return OutputMatcher(matcher, self._num_valid_tokens, self._eos_token_ids, avoids_eos)
 
     def _compile(self, wanted: StructuredOutput) -> Any:
