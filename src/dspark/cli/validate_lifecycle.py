@@ -13,7 +13,7 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from dspark.cli import exit_codes, options
-from dspark.cli.console import err, fail, print_report
+from dspark.cli.console import err, fail, note, print_report
 from dspark.cli.files import write_whole
 from dspark.cli.session import model_name
 from dspark.config.errors import DSparkError
@@ -133,8 +133,24 @@ def _arrival_numbers(text: str | None, episode: int | None) -> list[int] | None:
 
 @contextmanager
 def _display() -> Iterator[OnProgress]:
-    """A line on stderr that says what runs; nothing where there is no terminal."""
+    """What runs, on stderr: one line that changes on a terminal, and a line a minute elsewhere."""
+    if not err.is_terminal:
+        yield _Minutes().say
+        return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as display:
+    with Progress(*columns, console=err, transient=True) as display:
         task = display.add_task("loading")
         yield lambda what, steps: display.update(task, description=f"{what}, {steps} random steps so far")
+
+
+class _Minutes:
+    """Says what runs once a minute: a log should show that a long run is alive, and not much more."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + 60.0
+
+    def say(self, what: str, steps: int) -> None:
+        """Note it, or nothing if that was done a short while ago."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + 60.0
+            note(f"{what}, {steps} random steps so far")

@@ -94,7 +94,7 @@ def _arrivals(rng: random.Random, most_entries: int) -> tuple[Arrival, ...]:
     step, spread = 0, rng.choice([1, 4, 10])
     for _ in range(rng.randint(2, 12)):
         # Requests that come again are warm the second time.
-        is_repeated = bool(arrivals) and rng.random() < 0.3
+        is_repeated = bool(arrivals) and rng.random() < 0.4
         step += rng.randrange(spread)
         preempted = sorted(rng.randrange(1, 30) for _ in range(rng.choice([0, 0, 1, 1, 2, 4])))
         arrivals.append(
@@ -118,13 +118,14 @@ def _settings(rng: random.Random, subject: Subject, wishes: list[Wish]) -> Engin
     return EngineSettings(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs * (1 + width) + rng.choice([0, 1, 5, 20, 60, 200]),
-        max_num_pages=least + rng.choice([0, 1, 2, 4, 16, 16]),
+        max_num_pages=least + rng.choice([0, 1, 2, 4, 16, 32, 32]),
         num_speculative_tokens=width,
         threshold=rng.choice([None, None, 0.1, 0.3, 0.6]),
+        lengths_seed=rng.choice([None, None, rng.randrange(1000)]),
         health_window=rng.choice([None, None, 4, 16]),
         enable_prefix_caching=rng.random() < 0.85,
         prefix_cache_interval=rng.choice([None, 1, 2 * subject.page_tokens]),
-        prefix_cache_bytes=rng.choice([1, 2**14, 2**16, 2**26, 2**26]),
+        prefix_cache_bytes=rng.choice([1, 2**14, 2**26, 2**26, 2**26]),
     )
 
 

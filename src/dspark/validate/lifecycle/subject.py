@@ -18,6 +18,7 @@ from dspark.engine.observer import RoundRecord
 from dspark.models.build import read_plan
 from dspark.scheduler.plan import PlannedSpan, StepPlan
 from dspark.speculative.proposer import Proposer
+from dspark.validate.lifecycle.any_lengths import AnyLengths
 from dspark.validate.lifecycle.wishes import Answer, Wish, collect
 
 
@@ -49,6 +50,7 @@ class EngineSettings:
     Attributes:
         num_speculative_tokens: 0 decodes plainly.
         threshold: least survival that is verified; None verifies every draft.
+        lengths_seed: draws verify lengths at random; None leaves them to the threshold.
         health_window: rounds over which draft health looks; None drafts whatever it gains.
     """
 
@@ -57,6 +59,7 @@ class EngineSettings:
     max_num_pages: int | None = None
     num_speculative_tokens: int = 5
     threshold: float | None = None
+    lengths_seed: int | None = None
     health_window: int | None = None
     enable_prefix_caching: bool = True
     prefix_cache_interval: int | None = None
@@ -201,7 +204,10 @@ class Subject:
 
     def loop(self, settings: EngineSettings) -> EngineLoop:
         """The loop of a fresh engine."""
-        return self.assemble(settings).loop
+        assembly = self.assemble(settings)
+        if settings.lengths_seed is None or settings.num_speculative_tokens == 0:
+            return assembly.loop
+        return _rebuilt(assembly, replace(assembly.speculation, lengths=AnyLengths(settings.lengths_seed)))
 
     def drafts_of(self, wish: Wish) -> Blocks | None:
         """The blocks of a request alone, at the model's full width; None where it has no draft stages."""
@@ -210,13 +216,17 @@ class Subject:
     def loop_with(self, settings: EngineSettings, proposer: Proposer) -> EngineLoop:
         """The loop of a fresh engine with another drafter than the checkpoint's."""
         plain = self.assemble(replace(settings, num_speculative_tokens=0))
-        speculation = Speculation(proposer.num_speculative_tokens, proposer=proposer)
-        model, device = plain.loop.engine.model, torch.device(plain.device)
-        return build_loop(model, plain.tokenizer, plain.config, speculation, plain.max_model_len, device)
+        return _rebuilt(plain, Speculation(proposer.num_speculative_tokens, proposer=proposer))
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text that are in the vocabulary."""
         return [token for token in self.tokenizer.encode(text) if token < self.num_valid_tokens]
+
+
+def _rebuilt(assembly: Assembly, speculation: Speculation) -> EngineLoop:
+    """An engine over the weights of an assembly that speculates in a way no configuration spells."""
+    model, device = assembly.loop.engine.model, torch.device(assembly.device)
+    return build_loop(model, assembly.tokenizer, assembly.config, speculation, assembly.max_model_len, device)
 
 
 class NotExercisedError(DSparkError):
