@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dspark.checkpoint.folder import TensorSource
+from dspark.checkpoint.formats import dequantise_fp4, dequantise_fp8
 from dspark.checkpoint.header import TensorEntry
 from dspark.checkpoint.plan import SkippedTensor, SkipRule, TensorPlan
 from dspark.config.errors import CheckpointError
@@ -63,6 +64,18 @@ def read_matched(source: TensorSource, match: Match) -> Iterator[tuple[TensorPla
     """Yield the tensors of a match, one at a time."""
     for plan in match.plans:
         yield plan, source.read(plan.name)
+
+
+def stored_values(source: TensorSource, plan: TensorPlan) -> Tensor:
+    """A tensor's values: as they are, or its codes times their scales in float32."""
+    tensor = source.read(plan.name)
+    if plan.scale is None:
+        return tensor
+    scale = source.read(plan.scale)
+    if plan.encoding == "fp4":
+        return dequantise_fp4(tensor, scale)
+    assert plan.block is not None
+    return dequantise_fp8(tensor, scale, plan.block)
 
 
 def describe_faults(faults: Mapping[str, Sequence[str]], entry: TensorEntry | None = None) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dspark.layers.compressor import Compressor
 from dspark.layers.indexer import Indexer
-from dspark.layers.linear import Linear, RMSNorm, parameter
+from dspark.layers.linear import GroupedLinear, Linear, RMSNorm, parameter
 from dspark.layers.plans import CompressionPlan, LayerPlan, QuantPlan
 from dspark.layers.quantisers import activation_quantiser, cache_quantiser
 from dspark.layers.state_view import StateView
@@ -42,8 +42,8 @@ class Attention(nn.Module):
         self.wkv = Linear(plan.hidden_size, plan.head_dim, quant.dense, ops)
         self.kv_norm = RMSNorm(plan.head_dim, plan.norm_eps, ops)
         self.attn_sink = parameter(plan.num_heads)
-        group_width = plan.num_heads * plan.head_dim // plan.o_groups
-        self.wo_a = Linear(group_width, plan.o_groups * plan.o_rank, quant.dense, ops)
+        width = plan.num_heads * plan.head_dim
+        self.wo_a = GroupedLinear(width, plan.o_groups * plan.o_rank, plan.o_groups, quant.dense, ops)
         self.wo_b = Linear(plan.o_groups * plan.o_rank, plan.hidden_size, quant.dense, ops)
         self.quantise_input = activation_quantiser(quant, ops)
         self.quantise_window = cache_quantiser(plan.window_quant, plan.rope.dim, ops)
@@ -85,11 +85,7 @@ class Attention(nn.Module):
 
     def _project_out(self, heads: Tensor) -> Tensor:
         """Each group of heads through its own rows of wo_a, then all groups through wo_b: [T, H, K] -> [T, D]."""
-        groups = self.plan.o_groups
-        weight = self.ops.stored(self.wo_a.weight, self.wo_a.storage).view(groups, self.plan.o_rank, -1)
-        inputs = heads.reshape(heads.shape[0], groups, -1)
-        parts = [self.ops.linear(inputs[:, group], weight[group]) for group in range(groups)]
-        return self.wo_b(self.quantise_input(torch.cat(parts, dim=-1)))
+        return self.wo_b(self.quantise_input(self.wo_a(heads.flatten(1))))
 
     def _compressed_keys(
         self, x: Tensor, q_latent: Tensor, turn: tuple[Tensor, Tensor], view: StateView, picks: SharedPicks

@@ -26,6 +26,18 @@ class Linear(nn.Module):
         return self.ops.linear(x, self.ops.stored(self.weight, self.storage))
 
 
+class GroupedLinear(Linear):
+    """Linear maps of equal parts: part g of the input's columns gives part g of the output's."""
+
+    def __init__(self, in_size: int, out_size: int, groups: int, storage: Storage, ops: OpSet) -> None:
+        super().__init__(in_size // groups, out_size, storage, ops)
+        self.groups = groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [T, in_size] -> [T, out_size]."""
+        return self.ops.grouped_linear(x, self.ops.stored(self.weight, self.storage), self.groups)
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * weight."""
 

@@ -10,20 +10,18 @@ from dspark.ops.opset import OpSet
 from dspark.ops.route import Route, route_scores
 
 
-class ScoreRouter(nn.Module):
-    """Experts by biased score."""
+class Router(nn.Module):
+    """Scores of experts by a gate."""
 
     def __init__(self, plan: MoePlan, ops: OpSet) -> None:
         super().__init__()
         self.plan = plan
         self.ops = ops
         self.weight = parameter(plan.num_experts, plan.hidden_size)
-        self.bias = parameter(plan.num_experts)
 
-    def forward(self, x: Tensor, token_ids: Tensor) -> Route:
-        """x: [T, D], token_ids: [T] -> the route of each row."""
-        scores = route_scores(self.ops.linear(x.float(), self.weight))
-        return self.weigh(scores, self.ops.choose_experts(scores, self.bias, self.plan.topk))
+    def scores(self, x: Tensor) -> Tensor:
+        """x: [T, D] -> [T, E] float32."""
+        return route_scores(self.ops.linear_wide(x, self.weight))
 
     def weigh(self, scores: Tensor, expert_ids: Tensor) -> Route:
         """Weights of the chosen experts."""
@@ -31,23 +29,31 @@ class ScoreRouter(nn.Module):
         return self.ops.weigh_experts(scores, expert_ids, plan.normalise, plan.sum_eps, plan.scaling)
 
 
-class HashRouter(nn.Module):
+class ScoreRouter(Router):
+    """Experts by biased score."""
+
+    def __init__(self, plan: MoePlan, ops: OpSet) -> None:
+        super().__init__(plan, ops)
+        self.bias = parameter(plan.num_experts)
+
+    def forward(self, x: Tensor, token_ids: Tensor) -> Route:
+        """x: [T, D], token_ids: [T] -> the route of each row."""
+        scores = self.scores(x)
+        return self.weigh(scores, self.ops.choose_experts(scores, self.bias, self.plan.topk))
+
+
+class HashRouter(Router):
     """Experts by token id, weights by score."""
 
     tid2eid: Tensor
 
     def __init__(self, plan: MoePlan, ops: OpSet) -> None:
-        super().__init__()
-        self.plan = plan
-        self.ops = ops
-        self.weight = parameter(plan.num_experts, plan.hidden_size)
+        super().__init__(plan, ops)
         self.register_buffer("tid2eid", torch.zeros(plan.hash_vocab_size, plan.topk, dtype=torch.int64))
 
     def forward(self, x: Tensor, token_ids: Tensor) -> Route:
         """x: [T, D], token_ids: [T] -> the route of each row."""
-        plan = self.plan
-        scores = route_scores(self.ops.linear(x.float(), self.weight))
-        return self.ops.weigh_experts(scores, self.tid2eid[token_ids], plan.normalise, plan.sum_eps, plan.scaling)
+        return self.weigh(self.scores(x), self.tid2eid[token_ids])
 
 
 class RoutedExperts(nn.Module):

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from dspark.checkpoint.folder import SafetensorsFolder, TensorSource
-from dspark.checkpoint.formats import dequantise_fp4, dequantise_fp8
-from dspark.checkpoint.load import match_tensors
+from dspark.checkpoint.load import match_tensors, stored_values
 from dspark.checkpoint.plan import SkippedTensor, TensorPlan
 from dspark.config.errors import CheckpointError
 from dspark.layers.plans import ModelPlan
@@ -20,6 +19,7 @@ from dspark.models.dspark_draft import DsparkDraft
 from dspark.models.engram_vocabulary import read_token_map
 from dspark.models.inventory import DRAFT_PREFIX, expected_tensors, skip_rules
 from dspark.models.names import Place, place_of, unfilled, view_of
+from dspark.models.packed_weights import fill_packed, packable
 from dspark.models.registry import parse_config
 from dspark.ops.opset import TORCH_OPS, OpSet
 
@@ -82,35 +82,29 @@ def load_model(
         if not with_draft:
             plan = replace(plan, draft=None)
         model = Model(plan, ops, dtype)
-        filled = _fill(model, source, match.plans)
+        filled = _fill(model, source, match.plans, device)
     if missed := unfilled(model, filled):
         raise CheckpointError(f"the inventory does not fill {', '.join(missed)}")
     if draft_folder is not None:
         with SafetensorsFolder(draft_folder) as source:
             other = match_tensors(source.entries, tensors, skip_rules(plan))
-            _fill(model, source, [item for item in other.plans if item.memory_class.startswith(DRAFT_PREFIX)])
+            draft_plans = [item for item in other.plans if item.memory_class.startswith(DRAFT_PREFIX)]
+            _fill(model, source, draft_plans, device)
     if plan.ngrams is not None:
         model.target.token_map = read_token_map(folder, plan)
     model.skipped = match.skipped
     return model.to(device).eval()
 
 
-def _fill(model: Model, source: TensorSource, plans: Sequence[TensorPlan]) -> list[Place]:
-    """Copy every planned tensor into its place, one at a time; the places are returned."""
+def _fill(model: Model, source: TensorSource, plans: Sequence[TensorPlan], device: torch.device | str) -> list[Place]:
+    """Put every planned tensor in its place, one weight at a time; the places are returned."""
     scales = {plan.scale for plan in plans if plan.scale}
     wanted = [plan for plan in plans if plan.name not in scales]
+    packed = packable(wanted, model) if model.target.ops.reads_codes else {}
+    for path, parts in packed.items():
+        fill_packed(model, path, source, parts, device)
     for plan in wanted:
-        view_of(place_of(plan.name), model).copy_(_values(source, plan))
+        place = place_of(plan.name)
+        if place.path not in packed:
+            view_of(place, model).copy_(stored_values(source, plan))
     return [place_of(plan.name) for plan in wanted]
-
-
-def _values(source: TensorSource, plan: TensorPlan) -> torch.Tensor:
-    """A tensor's stored values."""
-    tensor = source.read(plan.name)
-    if plan.scale is None:
-        return tensor
-    scale = source.read(plan.scale)
-    if plan.encoding == "fp4":
-        return dequantise_fp4(tensor, scale)
-    assert plan.block is not None
-    return dequantise_fp8(tensor, scale, plan.block)

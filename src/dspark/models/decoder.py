@@ -81,7 +81,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[T, D] -> [T, V] float32."""
-        return self.head(hidden.float())
+        return self.ops.linear_wide(hidden, self.ops.stored(self.head.weight, self.head.storage))
 
     def _compressed_ngrams(self, ngrams: Tensor | None) -> Tensor | None:
         if self.plan.ngrams is None or ngrams is None:

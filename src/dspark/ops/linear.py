@@ -37,6 +37,23 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return (product if rows.shape[0] == num_rows else product[:num_rows]).to(x.dtype)
 
 
+def linear_wide(x: Tensor, weight: Tensor) -> Tensor:
+    """The same with a float32 result, whatever the dtype of `x`."""
+    return linear(x.float(), weight)
+
+
+def grouped_linear(x: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """Products of equal parts: part g of the rows of `weight` reads part g of the columns of `x`.
+
+    Args:
+        x: [T, groups * K]. weight: [groups * N, K].
+    Returns:
+        [T, groups * N] in the dtype of `x`.
+    """
+    pairs = zip(x.chunk(groups, dim=1), weight.chunk(groups), strict=True)
+    return torch.cat([linear(part, own) for part, own in pairs], dim=1)
+
+
 def computed_rows(num_rows: int, weight: Tensor) -> int:
     """Rows that a product of `num_rows` rows with `weight` [N, K] computes: whole tiles."""
     tiles = usable_tiles(weight)

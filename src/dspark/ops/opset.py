@@ -13,11 +13,14 @@ class OpSet:
     """The ops of the model math; every field has the signature of its torch twin.
 
     `stored` maps a weight parameter and its storage name to the values that the product uses: the identity where
-    parameters already hold stored values, fake quantisation while training.
+    parameters already hold stored values, fake quantisation while training. Where `reads_codes` holds, products take
+    coded and bf16 weights as they are stored (`dspark.ops.packing`) beside float32 ones.
     """
 
     name: str
     linear: Callable[[Tensor, Tensor], Tensor]
+    linear_wide: Callable[[Tensor, Tensor], Tensor]
+    grouped_linear: Callable[[Tensor, Tensor, int], Tensor]
     sparse_attention: Callable[[Tensor, list[tuple[Tensor, Tensor]], Tensor, float], Tensor]
     routed_experts: Callable[..., Tensor]
     index_scores: Callable[[Tensor, Tensor, index.IndexKeys], Tensor]
@@ -38,11 +41,14 @@ class OpSet:
     choose_experts: Callable[[Tensor, Tensor, int], Tensor]
     weigh_experts: Callable[..., route.Route]
     write_rows: Callable[[Tensor, Tensor, Tensor], None]
+    reads_codes: bool = False
 
 
 TORCH_OPS = OpSet(
     name="torch",
     linear=linear.linear,
+    linear_wide=linear.linear_wide,
+    grouped_linear=linear.grouped_linear,
     sparse_attention=attention.sparse_attention,
     routed_experts=experts.routed_experts,
     index_scores=index.index_scores,

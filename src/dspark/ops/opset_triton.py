@@ -1,26 +1,42 @@
 """The Triton twins as a set; importing this needs triton, so it is imported only where a device is chosen."""
 
+import torch
+from torch import Tensor
+
 from dspark.ops.opset import OpSet
+from dspark.ops.packing import GROUP_ROWS, PackedWeight
 from dspark.ops.triton import (
     attention,
     compress,
     elementwise,
     engram,
+    experts,
     hyper,
     index,
+    linear,
     norm,
-    plain_product,
     quantise,
     rope,
     route,
     rows,
 )
 
+
+def grouped_linear(x: Tensor, weight: Tensor | PackedWeight, groups: int) -> Tensor:
+    """See `dspark.ops.linear.grouped_linear`; groups that are no whole blocks of rows are multiplied one by one."""
+    if isinstance(weight, Tensor) and (weight.dtype == torch.float32 or weight.shape[0] // groups % GROUP_ROWS):
+        pairs = zip(x.chunk(groups, dim=1), weight.chunk(groups), strict=True)
+        return torch.cat([linear.linear(part, own) for part, own in pairs], dim=1)
+    return linear.linear(x, weight, groups=groups)
+
+
 TRITON_OPS = OpSet(
     name="triton",
-    linear=plain_product.linear,
+    linear=linear.linear,
+    linear_wide=lambda x, weight: linear.linear(x, weight, torch.float32),
+    grouped_linear=grouped_linear,
     sparse_attention=attention.sparse_attention,
-    routed_experts=plain_product.routed_experts,
+    routed_experts=experts.routed_experts,
     index_scores=index.index_scores,
     quantise_fp8=quantise.quantise_fp8,
     quantise_fp4=quantise.quantise_fp4,
@@ -39,4 +55,5 @@ TRITON_OPS = OpSet(
     choose_experts=route.choose_experts,
     weigh_experts=route.weigh_experts,
     write_rows=rows.write_rows,
+    reads_codes=True,
 )

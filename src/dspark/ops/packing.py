@@ -23,6 +23,7 @@ from dspark.config.errors import DSparkError
 TILE_ROWS = 64  # rows that lie together
 CHUNK = 128  # columns of a step; its four runs of 32 columns have a scale byte each
 RUN = 32
+GROUP_ROWS = 256  # the largest block of rows: groups of rows that read their own columns come in whole ones
 _PAD_ROWS = 128  # a program may take two tiles of rows
 _E2M1_EXPONENT, _E4M3_EXPONENT = 126, 120
 _LARGEST_FIELD = 254

@@ -67,6 +67,12 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight.to(x.dtype))
 
 
+def grouped_linear(x: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """See `dspark.ops.linear.grouped_linear`."""
+    pairs = zip(x.chunk(groups, dim=1), weight.chunk(groups), strict=True)
+    return torch.cat([linear(part, own) for part, own in pairs], dim=1)
+
+
 def quantise_blocks(weight: Tensor, side: int) -> Tensor:
     """fp8 e4m3 and back with one power-of-two scale per `side` x `side` block of [N, K]; N and K in whole blocks."""
     blocks = weight.unflatten(1, (-1, side)).unflatten(0, (-1, side))
@@ -190,6 +196,8 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
     return OpSet(
         name="training",
         linear=linear,
+        linear_wide=lambda x, weight: linear(x.float(), weight),
+        grouped_linear=grouped_linear,
         sparse_attention=dense.sparse_attention,
         routed_experts=dense.routed_experts,
         index_scores=dense.index_scores,
