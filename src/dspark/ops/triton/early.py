@@ -18,8 +18,8 @@ from dspark.ops.triton.launch import INTERPRETED
 
 @lru_cache(maxsize=1)
 def early_launch() -> bool:
-    """Whether this process's GPU starts dependent kernels early."""
-    return not INTERPRETED and torch.version.hip is None and torch.cuda.get_device_capability() >= (9, 0)
+    """Whether this process's GPU is of the Hopper kind, on which starting dependent kernels early was measured."""
+    return not INTERPRETED and torch.version.hip is None and torch.cuda.get_device_capability()[0] == 9
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from dspark.ops.triton.launch import INTERPRETED, packed
 from dspark.ops.triton.product import Shape, product
 
 _WIDE = 16384  # rows of a weight that fill the device by themselves
+_ENOUGH_BLOCKS = 128  # of a weight that needs no sections
 _MOST_PROGRAMS = 320  # of a product whose sections run side by side
 _MOST_BYTES_SIDE_BY_SIDE = 64 * 2**20  # of the sums that sections leave
 _SUM_BLOCK = 1024
@@ -35,7 +36,14 @@ def block_shape(num_rows: int, weight: Tensor | PackedWeight) -> Shape:
     is_wide = weight.shape[1] >= _WIDE
     if not isinstance(weight, PackedWeight):
         rows = min(max(triton.next_power_of_2(num_rows), 16), 128 if is_wide else 64)
-        return Shape(rows, 128, 3, 8) if rows > 32 and is_wide else Shape(rows, 64, 4, 4)
+        if is_wide and num_rows <= 8:
+            return Shape(8, 128, 4, 4)
+        return Shape(rows, 128, 3, 8) if is_wide and rows > 32 else Shape(rows, 64, 4, 4)
+    if num_rows <= 8:
+        if is_wide:
+            return Shape(8, 128, 3, 4)
+        programs = triton.cdiv(weight.shape[1], TILE_ROWS) * sections_of(weight)
+        return Shape(8, 32, 6, 2) if programs <= _ENOUGH_BLOCKS else Shape(8, 64, 4, 4)
     if num_rows <= 32:
         return Shape(16 if num_rows <= 16 else 32, 128 if is_wide else 64, 3 if is_wide else 4, 4)
     if num_rows <= 64:
@@ -56,7 +64,9 @@ def sections_of(weight: Tensor | PackedWeight) -> int:
         return 1
     sections = 1
     blocks, chunks = triton.cdiv(width, TILE_ROWS), triton.cdiv(depth, CHUNK)
-    while blocks * sections * 2 <= _MOST_PROGRAMS and chunks % (sections * 2) == 0 and chunks // sections >= 8:
+    if blocks >= _ENOUGH_BLOCKS:
+        return 1
+    while blocks * sections * 2 <= _MOST_PROGRAMS and chunks % (sections * 2) == 0 and chunks // sections >= 16:
         sections *= 2
     return sections if isinstance(weight, PackedWeight) or depth % CHUNK == 0 else 1
 

@@ -18,7 +18,7 @@ from dspark.ops.triton.launch import INTERPRETED
 
 _CHUNK, _RUN, _TILE = tl.constexpr(CHUNK), tl.constexpr(RUN), tl.constexpr(TILE_ROWS)
 _FP4, _FP8 = tl.constexpr(0), tl.constexpr(1)
-_FEW_ROWS = tl.constexpr(32)
+_FEW_ROWS = 32
 _KINDS = {Kind.FP4: _FP4, Kind.FP8: _FP8}
 
 
@@ -110,19 +110,19 @@ def _partners(places, lanes):
 def _sum_chunks(
     x, codes, scales, code_places, scale_places, places, inside, more_places, more_inside,
     CHUNKS: tl.constexpr, WORDS: tl.constexpr, SCALES: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr,
-    MORE: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, PLAIN: tl.constexpr,
+    MORE: tl.constexpr, COLUMNS: tl.constexpr, JOINED: tl.constexpr, STAGES: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Sums [N, rows] over the first `CHUNKS` chunks; the second block of rows only where `MORE`.
 
-    Few rows take a run at a time, which needs the fewest registers; many take whole chunks, so that the matrix unit
-    runs on while the next codes are decoded. Both add the same products in the same order.
+    Few rows take a run at a time, which needs the fewest registers; many take whole chunks (`JOINED`), so that the
+    matrix unit runs on while the next codes are decoded. Both add the same products in the same order.
     """
     lanes = tl.arange(0, _CHUNK)
     acc = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
     more = tl.zeros([COLUMNS, MORE if MORE else 16], dtype=tl.float32)
     for _ in tl.range(0, CHUNKS, num_stages=STAGES):
         w0, w1, w2, w3 = _coded_runs(codes, scales, code_places, scale_places, KIND, PLAIN)
-        if PLAIN or ROWS + MORE <= _FEW_ROWS:
+        if not JOINED:
             acc = _add_runs(w0, w1, w2, w3, x, places, inside, acc, PLAIN)
             if MORE:
                 more = _add_runs(w0, w1, w2, w3, x, more_places, more_inside, more, PLAIN)
@@ -151,7 +151,7 @@ def _coded_product(
     N: tl.constexpr, CHUNKS: tl.constexpr, GROUP_ROWS: tl.constexpr, X_WIDTH: tl.constexpr,
     SCALE_ROWS: tl.constexpr, KIND: tl.constexpr, ROUTED: tl.constexpr, SECTIONS: tl.constexpr,
     SIDE_BY_SIDE: tl.constexpr, ROWS: tl.constexpr, MORE: tl.constexpr, COLUMNS: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
+    JOINED: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Product with coded weights; out is [T or P, N], or [SECTIONS, T or P, N] where sections run side by side."""
     BLOCKS: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
@@ -198,7 +198,7 @@ def _coded_product(
         out += section.to(tl.int64) * P * N
     acc, more = _sum_chunks(
         x, codes, scales, code_places, scale_places, read * X_WIDTH, inside, more_read * X_WIDTH, more_inside,
-        OWN, WORDS, SCALES, KIND, ROWS, MORE, COLUMNS, STAGES, PLAIN,
+        OWN, WORDS, SCALES, KIND, ROWS, MORE, COLUMNS, JOINED, STAGES, PLAIN,
     )  # fmt: skip
     if not SIDE_BY_SIDE:
         for _ in range(1, SECTIONS):
@@ -207,7 +207,7 @@ def _coded_product(
             scales += OWN * SCALES
             next_acc, next_more = _sum_chunks(
                 x, codes, scales, code_places, scale_places, read * X_WIDTH, inside, more_read * X_WIDTH, more_inside,
-                OWN, WORDS, SCALES, KIND, ROWS, MORE, COLUMNS, STAGES, PLAIN,
+                OWN, WORDS, SCALES, KIND, ROWS, MORE, COLUMNS, JOINED, STAGES, PLAIN,
             )  # fmt: skip
             acc += next_acc
             more += next_more
@@ -324,7 +324,7 @@ def product(
         _coded_product[grid](
             x, weight.codes, weight.scales, out, *indices, x.shape[0], out.shape[-2], width, triton.cdiv(depth, CHUNK),
             width // groups, x.shape[1], weight.scale_rows, _KINDS[weight.kind], routed, sections, side_by_side,
-            shape.rows, shape.more, shape.columns, shape.stages, early, INTERPRETED, **options,
+            shape.rows, shape.more, shape.columns, joins_runs(shape), shape.stages, early, INTERPRETED, **options,
         )  # fmt: skip
     else:
         _plain_product[grid](
@@ -332,6 +332,16 @@ def product(
             sections, side_by_side, shape.rows, shape.columns, plain_step(shape), shape.stages, early,
             INTERPRETED, **options,
         )  # fmt: skip
+
+
+def joins_runs(shape: Shape) -> bool:
+    """Whether a product takes whole chunks at a time.
+
+    Only with Hopper's matrix instruction for groups of four warps: the older one may then be given the columns in
+    another order, which changes bits.
+    """
+    is_grouped = shape.columns >= TILE_ROWS and shape.warps % 4 == 0 and early_launch()
+    return is_grouped and shape.rows + shape.more > _FEW_ROWS
 
 
 def plain_step(shape: Shape) -> int:
