@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from dspark.config.sampling import SamplingParams
-from dspark.engine.grammar import GrammarCompiler, OutputMatcher
+from dspark.engine.grammar import GrammarCompiler
+from dspark.engine.output_matcher import OutputMatcher
 from dspark.engine.request import TokenLogprob
 from dspark.engine.runner import DraftRunner
 from dspark.models.build import Model

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from dspark.config import ConfigError, StructuredOutput
 from dspark.engine import embedded_folder, grammar
-from dspark.engine.grammar import GrammarCompiler, OutputMatcher
+from dspark.engine.grammar import GrammarCompiler
 from dspark.engine.tokenizer import TextTokenizer
 
 EOS = 1
@@ -78,7 +78,8 @@ def test_what_may_come_next_does_not_depend_on_what_was_looked_up(compiler, kind
         live, taken = compiler.start(FORMS[kind]), []
         for _ in range(20):
             allowed = live.allowed()
-            fresh = OutputMatcher(compiler._compile(FORMS[kind]), TOKENIZER.vocab_size, [EOS], avoids_eos=False)
+            compiler._compiled.clear()
+            fresh = compiler.start(FORMS[kind])
             assert all(fresh.advance(token) for token in taken)
             assert torch.equal(fresh.allowed(), allowed)
             for _ in range(rng.randint(0, 2)):
@@ -95,6 +96,47 @@ def test_what_may_come_next_does_not_depend_on_what_was_looked_up(compiler, kind
             assert live.advance(taken[-1])
             if taken[-1] == EOS:
                 break
+
+
+MANY_STATES = StructuredOutput.regex(
+    r"(foo[a-z]{3,9}|b(ar|az)+[0-9]{1,5}|\w+@\w+\.(com|org)|[A-Z]{2,30}x[a-z]{4,40}y){1,9}"
+)
+
+
+def test_no_output_ends_because_of_what_others_said(compiler, monkeypatch):
+    """Outputs of one form share what the library remembers of it. Used up, they go on with the same masks."""
+    monkeypatch.setitem(grammar._LIMITS, "max_lexer_states", 140)
+    tight, rng = GrammarCompiler(TOKENIZER, [EOS], TOKENIZER.vocab_size), random.Random(0)
+    compiled, whole = [], tight._compile
+    monkeypatch.setattr(tight, "_compile", lambda form: compiled.append(form) or whole(form))
+    for _ in range(80):
+        matcher, wide = tight.start(MANY_STATES), compiler.start(MANY_STATES)
+        for _ in range(16):
+            assert torch.equal(matcher.allowed(), wide.allowed())
+            token = rng.choice(matcher.allowed().nonzero()[:, 0].tolist())
+            ahead = matcher.allowed([token])
+            assert torch.equal(ahead, wide.allowed([token]))
+            assert matcher.advance(token) and wide.advance(token)
+            if token == EOS:
+                break
+    assert 3 < len(compiled) < 40
+
+
+def test_a_form_that_is_too_complex_for_one_output_ends_it_as_broken(monkeypatch):
+    """Alone, too: the limit is met in the middle of the output. It can only end then, and ending is not allowed."""
+    monkeypatch.setitem(grammar._LIMITS, "max_lexer_states", 110)
+    tight, rng = GrammarCompiler(TOKENIZER, [EOS], TOKENIZER.vocab_size), random.Random(1)
+    endings = set()
+    for _ in range(30):
+        matcher, taken = tight.start(MANY_STATES), []
+        while len(taken) < 40 and (not taken or taken[-1] != EOS):
+            taken.append(rng.choice(matcher.allowed().nonzero()[:, 0].tolist()))
+            is_allowed = matcher.advance(taken[-1])
+            assert is_allowed or taken[-1] == EOS
+        endings.add(is_allowed)
+        if not is_allowed:
+            assert matcher.allowed().nonzero()[:, 0].tolist() == [EOS] and matcher.allowed([EOS]) is None
+    assert False in endings
 
 
 def test_a_complete_output_only_ends(compiler):

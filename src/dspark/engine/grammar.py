@@ -1,9 +1,4 @@
-"""Structured output: forms compiled by the grammar library, and the tokens that may come next in one output.
-
-A lookahead runs on a copy, never by taking tokens back: a matcher of the library that was rolled back allows other
-tokens afterwards than one that never went there, and the tokens of a request must not depend on its drafts. The price
-of a copy grows with the output, so the masks that drafting has asked for are kept for the verification.
-"""
+"""Structured output: forms compiled by the grammar library within limits, the forms used last kept."""
 
 from __future__ import annotations
 
@@ -16,11 +11,10 @@ from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from dspark.config.errors import ConfigError
 from dspark.config.structured import StructuredOutput
+from dspark.engine.output_matcher import Cursor, OutputMatcher
 
 _MAX_COMPILED = 32
 # Work that one grammar may cause; a form within them compiles in tenths of a second and holds some 10 MB at most.
@@ -36,73 +30,6 @@ _LIMITS = {
 _JSON_DEFAULTS = {"whitespace_flexible": True, "whitespace_pattern": "[ \\t\\n\\r]{1,16}"}
 _TRIAL_TOKENS = 4
 _MESSAGE_CHARS = 300
-
-
-class OutputMatcher:
-    """The `TokenConstraint` of one output.
-
-    Args:
-        matcher: the library's, at the tokens taken so far.
-        num_valid_tokens: V without padding.
-        eos_token_ids: ids that end an output.
-        avoids_eos: the output goes on while it can.
-    """
-
-    def __init__(self, matcher: Any, num_valid_tokens: int, eos_token_ids: Sequence[int], avoids_eos: bool) -> None:
-        self._matcher = matcher
-        self._num_valid_tokens = num_valid_tokens
-        self._eos_token_ids = list(eos_token_ids)
-        self._avoids_eos = avoids_eos
-        self._scout: Any = None  # a copy of the matcher that has gone along _ahead
-        self._ahead: list[int] = []
-        self._masks: list[bytes] = []  # packed, before each token of _ahead and after the last
-
-    def allowed(self, ahead: Sequence[int] = ()) -> Tensor | None:
-        """See `TokenConstraint.allowed`; where nothing else is left, the end-of-sequence ids."""
-        if not self._masks:
-            self._masks.append(self._matcher.compute_bitmask())
-        if self._ahead[: len(ahead)] != list(ahead) and not self._look(ahead):
-            return None
-        return self._unpacked(self._masks[len(ahead)])
-
-    def _look(self, ahead: Sequence[int]) -> bool:
-        """Send the scout along some tokens; False when one of them may not come."""
-        known = len(self._ahead)
-        if self._scout is None or self._ahead != list(ahead[:known]):
-            self._scout, self._ahead, known = self._matcher.deep_copy(), [], 0
-            del self._masks[1:]
-        for token in ahead[known:]:
-            if not self._unpacked(self._masks[-1])[token]:
-                return False
-            if not self._scout.consume_token(token):
-                self._scout = None
-                return False
-            self._ahead.append(token)
-            self._masks.append(self._scout.compute_bitmask())
-        return True
-
-    def _unpacked(self, packed: bytes) -> Tensor:
-        """[V] bool of a mask of the library."""
-        bits = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=self._num_valid_tokens, bitorder="little")
-        allowed = torch.from_numpy(bits).to(torch.bool)
-        if self._avoids_eos:
-            others = allowed.clone()
-            others[self._eos_token_ids] = False
-            allowed = others if others.any() else allowed
-        if not allowed.any():
-            allowed[self._eos_token_ids] = True
-        return allowed
-
-    def advance(self, token_id: int) -> bool:
-        """See `TokenConstraint.advance`."""
-        self._scout, self._ahead, self._masks = None, [], []
-        return bool(self._matcher.consume_token(token_id))
-
-    def copy(self) -> OutputMatcher:
-        """One that goes its own way from here."""
-        return OutputMatcher(
-            self._matcher.deep_copy(), self._num_valid_tokens, self._eos_token_ids, avoids_eos=self._avoids_eos
-        )
 
 
 class Vocabulary(Protocol):
@@ -142,14 +69,18 @@ class GrammarCompiler:
         with self._lock:
             compiled = self._compiled.get(wanted)
         # Outside of the lock: nobody waits for another's form, and a form compiled twice does no harm.
-        compiled = self._compile(wanted) if compiled is None else compiled
+        matcher = self._keep(wanted, self._compile(wanted) if compiled is None else compiled)
+        cursor = Cursor(matcher, lambda: self._keep(wanted, self._compile(wanted)))
+        return OutputMatcher(cursor, self._num_valid_tokens, self._eos_token_ids, avoids_eos)
+
+    def _keep(self, wanted: StructuredOutput, compiled: Any) -> Any:
+        """Remember a compiled form as the last one used; returns a copy of it."""
         with self._lock:
             self._compiled[wanted] = compiled
             self._compiled.move_to_end(wanted)
             while len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
-            matcher = compiled.deep_copy()
-        return OutputMatcher(matcher, self._num_valid_tokens, self._eos_token_ids, avoids_eos)
+            return compiled.deep_copy()
 
     def _compile(self, wanted: StructuredOutput) -> Any:
         library = _library()
