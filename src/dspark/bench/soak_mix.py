@@ -103,11 +103,11 @@ class Mix:
     def __init__(self, settings: MixSettings) -> None:
         self._settings = settings
         shared = random.Random(settings.seed)
-        longest = settings.max_model_len // 2
-        self._prefixes = [self._tokens(shared, shared.randint(longest // 2, longest)) for _ in range(4)]
+        quarter = settings.max_model_len // 4
+        self._prefixes = [self._tokens(shared, shared.randint(quarter * 2 // 3, quarter * 4 // 3)) for _ in range(2)]
         weights: dict[Callable[[int, random.Random], Act], int] = {
             self._completion: 22,
-            self._shared_prefix: 14,
+            self._shared_prefix: 20,
             self._long: 18,
             self._samples: 8,
             self._stop_strings: 8,
