@@ -127,6 +127,13 @@ def join_rows(weights: Sequence[PackedWeight]) -> PackedWeight:
     return replace(first, codes=codes, scales=scales, num_rows=sum(weight.num_rows for weight in weights))
 
 
+def stack_experts(weights: Sequence[PackedWeight]) -> PackedWeight:
+    """One stack of the experts that follow each other in `weights`, all of one kind and shape."""
+    first = weights[0]
+    codes = torch.cat([weight.codes for weight in weights])
+    return replace(first, codes=codes, scales=torch.cat([weight.scales for weight in weights]))
+
+
 def unpack(weight: PackedWeight) -> Tensor:
     """[E, N, K] float32 values; the inverse of packing, for tests and reading."""
     pieces = _FP4_PIECES if weight.kind is Kind.FP4 else _FP8_PIECES

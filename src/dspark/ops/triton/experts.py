@@ -279,7 +279,7 @@ def mixture(
     limit: float,
     group: int,
 ) -> Tensor:
-    """Routed and shared experts in six launches: the routed sum in float32, the shared expert added last.
+    """Routed and shared experts in seven launches: the routed sum in float32, the shared expert added last.
 
     Args:
         x: [T, D] bf16, already quantised. route: k experts a row.
