@@ -19,12 +19,13 @@ from dspark.state.model_state import ModelState
 from dspark.state.prefix_cache import PrefixCache, PrefixChain
 from dspark.state.views import PassView
 from dspark.validate.lifecycle.catalogue import Catalogue
-from dspark.validate.lifecycle.episodes import make_episode, play
+from dspark.validate.lifecycle.episodes import Arrival, Episode, make_episode, play
 from dspark.validate.lifecycle.report import lines, tables
 from dspark.validate.lifecycle.run import Budget, Run
 from dspark.validate.lifecycle.sampling_probe import chi_square_p
+from dspark.validate.lifecycle.scenarios.prompts import hot
 from dspark.validate.lifecycle.scenarios.registry import SCENARIOS, ScenarioResult, run_scenario
-from dspark.validate.lifecycle.subject import NotExercisedError, Subject, require
+from dspark.validate.lifecycle.subject import EngineSettings, NotExercisedError, Subject, require
 from dspark.validate.lifecycle.tiny import TINY_NAMES, write_tiny_checkpoint
 from dspark.validate.lifecycle.wishes import Answer, Wish, first_difference
 
@@ -239,22 +240,42 @@ def test_a_scenario_finds_a_fault(subject, monkeypatch, fault, name):
     assert after.verdict == "failed", f"{fault.__name__} was not found: {after}"
 
 
-@pytest.fixture(scope="module")
-def episodes(subjects):
-    """A few episodes that pass."""
-    catalogue = Catalogue(subjects["shared-rows"], seed=5, max_prompt=180)
-    chosen = [make_episode(catalogue, number) for number in (3, 4, 5)]
-    assert [play(catalogue, episode).failure for episode in chosen] == [None] * 3
-    return catalogue, chosen
+class FewRequests:
+    """A catalogue of five requests: one long prompt twice, one that shares its length, samples, and a short one."""
+
+    def __init__(self, subject):
+        self.subject = subject
+        long = hot(subject, 132, 1)
+        samples = [hot(subject, 70, 3, seed=seed) for seed in (1, 2)]
+        self.entries = [(long,), (long.with_params(seed=5),), (hot(subject, 132, 2),), samples, (hot(subject, 9, 4),)]
+
+    def entry(self, number):
+        return tuple(self.entries[number])
+
+
+EPISODE = Episode(
+    number=0,
+    settings=EngineSettings(max_num_seqs=3, max_num_batched_tokens=40, lengths_seed=1),
+    arrivals=(
+        Arrival(entry=0, step=0, preempt_after=(8,)),
+        Arrival(entry=3, step=2),
+        Arrival(entry=2, step=4, preempt_after=(12,)),
+        Arrival(entry=4, step=5, preempt_after=(3, 5)),
+        Arrival(entry=1, step=18),
+    ),
+)
 
 
 @pytest.mark.parametrize(
-    "fault", [restore_stale_rings, replay_pending_drafts, commit_rejected_rows, find_by_length_only]
+    "fault", [restore_stale_rings, replay_pending_drafts, commit_rejected_rows, find_by_length_only, noise_by_row]
 )
-def test_random_episodes_find_a_fault(subject, episodes, monkeypatch, fault):
-    catalogue, chosen = episodes
+def test_an_episode_finds_a_fault(subject, monkeypatch, fault):
+    catalogue = FewRequests(subject)
+    healthy = play(catalogue, EPISODE)
+    assert healthy.failure is None
+    assert healthy.events["cache hits"] > 1
     fault(monkeypatch)
-    assert any(play(catalogue, episode).failure for episode in chosen)
+    assert play(catalogue, EPISODE).failure is not None
 
 
 # Without a fault ------------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def lifecycle(
         write_whole(output, (json.dumps(report.as_json(), indent=2) + "\n").encode())
     print_report(report.as_json() if as_json else None, tables(report), lines(report))
     if not report.is_ok:
-        fail("the engine does not keep its word: a request depends on what else the engine does")
+        fail("the validator found something: see the lines above")
         raise typer.Exit(exit_codes.FAILED)
 
 

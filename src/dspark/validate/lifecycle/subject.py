@@ -52,6 +52,7 @@ class EngineSettings:
         threshold: least survival that is verified; None verifies every draft.
         lengths_seed: draws verify lengths at random; None leaves them to the threshold.
         health_window: rounds over which draft health looks; None drafts whatever it gains.
+        health_floor: mean accepted length at which drafting goes on.
     """
 
     max_num_seqs: int = 4
@@ -61,6 +62,7 @@ class EngineSettings:
     threshold: float | None = None
     lengths_seed: int | None = None
     health_window: int | None = None
+    health_floor: float = 1.7
     enable_prefix_caching: bool = True
     prefix_cache_interval: int | None = None
     prefix_cache_bytes: int = 2**26
@@ -82,11 +84,11 @@ class EngineSettings:
 
     @property
     def health(self) -> DraftHealthConfig | None:
-        """Rules so strict and so quick that drafting stops and starts again within one request."""
+        """Rules so quick that drafting stops and starts again within one request."""
         if self.health_window is None:
             return None
-        window = self.health_window
-        return DraftHealthConfig(1.7, 1.7, window, probe_after=6, probe_rounds=max(window // 2, 1))
+        window, floor = self.health_window, self.health_floor
+        return DraftHealthConfig(floor, floor, window, probe_after=6, probe_rounds=max(window // 2, 1))
 
 
 class Oracle:
@@ -236,4 +238,4 @@ class NotExercisedError(DSparkError):
 def require(evidence: bool, event: str) -> None:
     """Refuse to call a scenario passed that did not see its event."""
     if not evidence:
-        raise NotExercisedError(f"not exercised: {event}")
+        raise NotExercisedError(f"it did not happen that {event}")
