@@ -18,7 +18,7 @@ from dspark.ops.hyper import StreamMix, head_mix
 from dspark.ops.index import IndexKeys, candidate_rows, pick_rows
 from dspark.ops.opset import OpSet
 from dspark.ops.rope import rope_frequencies, rotations
-from dspark.ops.route import Route, route_scores
+from dspark.ops.route import Route
 from support import naive_ops as naive
 
 Rows = tuple[Tensor, ...]
@@ -91,18 +91,24 @@ def attention_case(heads: int, width: int, window: int, picks: int, dtype: torch
 
 def experts_case(experts: int, count: int) -> OpCase:
     w13, w2 = fixed(5, experts, 2 * 24, 40) * 0.3, fixed(6, experts, 40, 24) * 0.3
+    s13, s2 = fixed(13, 2 * 24, 40) * 0.3, fixed(14, 40, 24) * 0.3
+
+    def naive_mixture(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        beside = torch.zeros(x.shape[0], 1, dtype=torch.int64), torch.ones(x.shape[0], 1)
+        shared = naive.routed_experts(x, *beside, s13.unsqueeze(0), s2.unsqueeze(0), 2.0, 8)
+        return naive.routed_experts(x, ids, weights, w13, w2, 2.0, 8) + shared
 
     def make(g: torch.Generator, T: int) -> Rows:
         chosen = torch.rand(T, experts, generator=g).argsort(-1)[:, :count]
         return normal(g, T, 40), chosen, torch.rand(T, count, generator=g)
 
     return OpCase(
-        f"routed_experts {count} of {experts}",
+        f"mixture {count} of {experts}",
         make,
         lambda ops, x, ids, weights: (
-            ops.routed_experts(x, Route(ids, weights), w13, w2, 2.0, lambda y: ops.quantise_fp8(y, 8)),
+            ops.mixture(x, Route(ids, weights), (w13, w2), (s13, s2), 2.0, lambda y: ops.quantise_fp8(y, 8), 8),
         ),
-        None if count > 2 else lambda x, ids, weights: (naive.routed_experts(x, ids, weights, w13, w2, 2.0, 8),),
+        None if count > 2 else lambda x, ids, weights: (naive_mixture(x, ids, weights),),
         tolerance=2e-3,
     )
 
@@ -149,22 +155,29 @@ def rope_case(heads: int | None) -> OpCase:
 
 
 def hyper_cases(size: int, width: int) -> list[OpCase]:
-    """The four ops of hyper-connections with `size` streams."""
+    """The ops of hyper-connections with `size` streams."""
     scale, base, weight = fixed(8, 3), fixed(9, (2 + size) * size), fixed(10, size, width)
+    fn, norm_weight = fixed(15, (2 + size) * size, size * width), fixed(16, width)
+    numbers = 7, 1e-6, 1e-5, 1e-6
 
-    def mixed(g: torch.Generator, T: int) -> Rows:
-        return normal(g, T, (2 + size) * size), normal(g, T, size, width), normal(g, T, width)
+    def rows(g: torch.Generator, T: int) -> Rows:
+        return normal(g, T, size, width), torch.rand(T, size, generator=g), normal(g, T, width)
 
-    def expand(ops: OpSet, logits: Tensor, streams: Tensor, output: Tensor) -> Rows:
-        mix = ops.mix_streams(logits, scale, base, size, 7, 1e-6)
-        return (*mix, ops.expand_streams(output, streams, mix), ops.collapse_streams(streams, mix.pre))
+    def read(ops: OpSet, streams: Tensor, carried: Tensor, output: Tensor) -> Rows:
+        own, mix = ops.read_streams(streams, None, fn, scale, base, norm_weight, *numbers)
+        shifted, _ = ops.read_streams(streams, carried, fn, scale, base, norm_weight, *numbers)
+        return own, shifted, *mix, ops.expand_streams(output, streams, mix), ops.collapse_streams(streams, mix.pre)
 
-    def naive_expand(logits: Tensor, streams: Tensor, output: Tensor) -> Rows:
+    def naive_read(streams: Tensor, carried: Tensor, output: Tensor) -> Rows:
+        flat = streams.double().flatten(1)
+        logits = (flat @ fn.double().t()) * (flat.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
         mix = naive.mix_streams(logits, scale, base, size, 7, 1e-6)
-        return (*mix, naive.expand_streams(output, streams, StreamMix(*mix)), naive.collapse_streams(streams, mix[0]))
+        collapsed = [naive.collapse_streams(streams, pre) for pre in (mix[0], carried)]
+        inputs = [naive.rms_norm(x, norm_weight, 1e-6) for x in collapsed]
+        return *inputs, *mix, naive.expand_streams(output, streams, StreamMix(*mix)), collapsed[0]
 
     return [
-        OpCase(f"mix, expand, collapse S{size} D{width}", mixed, expand, naive_expand),
+        OpCase(f"read, expand, collapse S{size} D{width}", rows, read, naive_read, tolerance=5e-5),
         OpCase(
             f"stream_rstd S{size} D{width}",
             lambda g, T: (normal(g, T, size * width),),
@@ -195,17 +208,19 @@ def selection_cases() -> list[OpCase]:
     def seen(visible: Tensor, rows: int) -> Tensor:
         return torch.arange(rows, device=visible.device) < visible.unsqueeze(-1)
 
-    def routed(ops: OpSet, scores: Tensor) -> Rows:
-        return tuple(ops.weigh_experts(scores, ops.choose_experts(scores, bias, 3), True, 1e-20, 1.5))
-
     bias = fixed(11, 9).round()
     return [
         OpCase(
-            "choose_experts",
+            "route of tied experts",
             lambda g, T: (coarse(g, T, 9),),
-            lambda ops, scores: (ops.choose_experts(scores, bias, 4),),
-            lambda scores: (naive.best_columns(scores + bias, 4),),
-            tolerance=0.0,
+            lambda ops, logits: tuple(ops.route_rows(logits, torch.zeros_like(bias), None, 4, True, 1e-20, 1.5)),
+            lambda logits: naive.route(logits, torch.zeros(9), 4, 1e-20, 1.5),
+        ),
+        OpCase(
+            "route to given experts",
+            lambda g, T: (normal(g, T, 9) * 30, torch.rand(T, 9, generator=g).argsort(-1)[:, :3]),
+            lambda ops, logits, ids: tuple(ops.route_rows(logits, None, ids, 3, False, 1e-20, 1.5)),
+            lambda logits, ids: (ids, 1.5 * naive.softplus(logits.double()).sqrt().gather(1, ids)),
         ),
         OpCase(
             "pick_rows",
@@ -224,7 +239,7 @@ def selection_cases() -> list[OpCase]:
         OpCase(
             "route weights",
             lambda g, T: (normal(g, T, 9) * 4,),
-            lambda ops, logits: routed(ops, route_scores(logits)),
+            lambda ops, logits: tuple(ops.route_rows(logits, bias, None, 3, True, 1e-20, 1.5)),
             lambda logits: naive.route(logits, bias, 3, 1e-20, 1.5),
         ),
     ]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from dspark.layers.compressor import Compressor
 from dspark.layers.indexer import Indexer
 from dspark.layers.linear import GroupedLinear, Linear, RMSNorm, parameter
-from dspark.layers.plans import CompressionPlan, LayerPlan, QuantPlan
+from dspark.layers.plans import CompressionPlan, LayerPlan, QuantPlan, RopePlan
 from dspark.layers.quantisers import activation_quantiser, cache_quantiser
 from dspark.layers.state_view import StateView
 from dspark.ops.attention import KEY_CHUNK
@@ -18,10 +18,17 @@ from dspark.ops.rope import rope_frequencies, rotations
 
 @dataclass
 class SharedPicks:
-    """Selections that one pass hands from layer to layer: rows picked by layer index, and the candidate mask."""
+    """What one pass hands from layer to layer.
+
+    Attributes:
+        rows: rows picked, by layer index. candidates: mask of the candidate layer.
+        turns: rotations of the pass's positions, by their plan. every: all visible rows, by ratio.
+    """
 
     rows: dict[int, Tensor] = field(default_factory=dict)
     candidates: Tensor | None = None
+    turns: dict[RopePlan, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    every: dict[int, Tensor] = field(default_factory=dict)
 
 
 class Attention(nn.Module):
@@ -66,7 +73,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, view: StateView, picks: SharedPicks) -> Tensor:
         """x: [T, D] -> [T, D]; writes this layer's rows of the pass into the state."""
-        turn = rotations(view.positions, self.freqs)
+        if self.plan.rope not in picks.turns:
+            picks.turns[self.plan.rope] = rotations(view.positions, self.freqs)
+        turn = picks.turns[self.plan.rope]
         quantised = self.quantise_input(x)
         q_latent = self.quantise_input(self.q_norm(self.wq_a(quantised)))
         sources = [view.window_keys(self.key, self.window_rows(quantised, turn))]
@@ -104,7 +113,10 @@ class Attention(nn.Module):
             chosen, picks.candidates = self.indexer(x, q_latent, turn, view, picks.candidates)
             picks.rows[self.index] = view.addresses(compression.ratio, chosen)
         if compression.pick_layer is None:
-            index = view.addresses(compression.ratio, self._every_visible_row(compression.ratio, view))
+            if compression.ratio not in picks.every:
+                every = self._every_visible_row(compression.ratio, view)
+                picks.every[compression.ratio] = view.addresses(compression.ratio, every)
+            index = picks.every[compression.ratio]
         else:
             index = picks.rows[compression.pick_layer]
         return view.appended(self.compressed_store), index

@@ -34,13 +34,13 @@ class Block(nn.Module):
         self, streams: Tensor, carried: Tensor, view: StateView, picks: SharedPicks
     ) -> tuple[Tensor, Tensor]:
         """Streams after the attention half, and its pre-weights."""
-        x, mix = self.hc_attn(streams, carried)
-        return self.ops.expand_streams(self.attn(self.attn_norm(x), view, picks), streams, mix), mix.pre
+        x, mix = self.hc_attn(streams, carried, self.attn_norm)
+        return self.ops.expand_streams(self.attn(x, view, picks), streams, mix), mix.pre
 
     def feed_forward_half(self, streams: Tensor, carried: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Streams after the feed-forward half, and its pre-weights."""
-        x, mix = self.hc_ffn(streams, carried)
-        return self.ops.expand_streams(self.ffn(self.ffn_norm(x), token_ids), streams, mix), mix.pre
+        x, mix = self.hc_ffn(streams, carried, self.ffn_norm)
+        return self.ops.expand_streams(self.ffn(x, token_ids), streams, mix), mix.pre
 
 
 class BlockList(nn.ModuleList):

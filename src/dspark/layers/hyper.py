@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from dspark.layers.linear import parameter
+from dspark.layers.linear import RMSNorm, parameter
 from dspark.layers.plans import HyperPlan
 from dspark.ops.hyper import StreamMix, head_mix
 from dspark.ops.opset import OpSet
@@ -21,19 +21,28 @@ class HalfMix(nn.Module):
         self.base = parameter((2 + size) * size)
         self.scale = parameter(3)
 
-    def forward(self, streams: Tensor, carried: Tensor) -> tuple[Tensor, StreamMix]:
+    def forward(self, streams: Tensor, carried: Tensor, norm: RMSNorm) -> tuple[Tensor, StreamMix]:
         """Input of the half and the mix that writes back.
 
         Args:
             streams: [T, S, D]. carried: [T, S] pre-weights that the half before computed.
+            norm: of the collapsed input.
         Returns:
-            collapsed input [T, D] and this half's own mix.
+            normalised input [T, D] and this half's own mix.
         """
         plan = self.plan
-        flat = streams.flatten(1).float()
-        logits = self.ops.linear(flat, self.fn) * self.ops.stream_rstd(flat, plan.norm_eps)
-        mix = self.ops.mix_streams(logits, self.scale, self.base, plan.num_streams, plan.iterations, plan.eps)
-        return self.ops.collapse_streams(streams, carried if plan.shifted else mix.pre), mix
+        return self.ops.read_streams(
+            streams,
+            carried if plan.shifted else None,
+            self.fn,
+            self.scale,
+            self.base,
+            norm.weight,
+            plan.iterations,
+            plan.eps,
+            plan.norm_eps,
+            norm.eps,
+        )
 
 
 class HeadMix(nn.Module):

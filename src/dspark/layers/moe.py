@@ -5,9 +5,9 @@ from torch import Tensor, nn
 
 from dspark.layers.linear import Linear, parameter
 from dspark.layers.plans import MoePlan, QuantPlan, Storage
-from dspark.layers.quantisers import Quantiser, activation_quantiser
+from dspark.layers.quantisers import activation_quantiser
 from dspark.ops.opset import OpSet
-from dspark.ops.route import Route, route_scores
+from dspark.ops.route import Route
 
 
 class Router(nn.Module):
@@ -19,14 +19,10 @@ class Router(nn.Module):
         self.ops = ops
         self.weight = parameter(plan.num_experts, plan.hidden_size)
 
-    def scores(self, x: Tensor) -> Tensor:
-        """x: [T, D] -> [T, E] float32."""
-        return route_scores(self.ops.linear_wide(x, self.weight))
-
-    def weigh(self, scores: Tensor, expert_ids: Tensor) -> Route:
-        """Weights of the chosen experts."""
-        plan = self.plan
-        return self.ops.weigh_experts(scores, expert_ids, plan.normalise, plan.sum_eps, plan.scaling)
+    def route(self, x: Tensor, bias: Tensor | None, expert_ids: Tensor | None) -> Route:
+        """The route of rows x [T, D]: by biased scores, or to given experts."""
+        plan, logits = self.plan, self.ops.linear_wide(x, self.weight)
+        return self.ops.route_rows(logits, bias, expert_ids, plan.topk, plan.normalise, plan.sum_eps, plan.scaling)
 
 
 class ScoreRouter(Router):
@@ -38,8 +34,7 @@ class ScoreRouter(Router):
 
     def forward(self, x: Tensor, token_ids: Tensor) -> Route:
         """x: [T, D], token_ids: [T] -> the route of each row."""
-        scores = self.scores(x)
-        return self.weigh(scores, self.ops.choose_experts(scores, self.bias, self.plan.topk))
+        return self.route(x, self.bias, None)
 
 
 class HashRouter(Router):
@@ -53,7 +48,7 @@ class HashRouter(Router):
 
     def forward(self, x: Tensor, token_ids: Tensor) -> Route:
         """x: [T, D], token_ids: [T] -> the route of each row."""
-        return self.weigh(self.scores(x), self.tid2eid[token_ids])
+        return self.route(x, None, self.tid2eid[token_ids])
 
 
 class RoutedExperts(nn.Module):
@@ -67,18 +62,12 @@ class RoutedExperts(nn.Module):
 
 
 class SharedExpert(nn.Module):
-    """The expert that every row passes through."""
+    """Weights of the expert that every row passes through."""
 
     def __init__(self, plan: MoePlan, quant: QuantPlan, ops: OpSet) -> None:
         super().__init__()
-        self.limit = plan.limit
-        self.ops = ops
         self.w13 = Linear(plan.hidden_size, 2 * plan.inner_size, quant.dense, ops)
         self.w2 = Linear(plan.inner_size, plan.hidden_size, quant.dense, ops)
-
-    def forward(self, x: Tensor, quantise: Quantiser) -> Tensor:
-        """x: [T, D] quantised -> [T, D]."""
-        return self.w2(quantise(self.ops.gate_and_up(self.w13(x), self.limit).to(x.dtype)))
 
 
 class MixtureOfExperts(nn.Module):
@@ -92,12 +81,13 @@ class MixtureOfExperts(nn.Module):
         self.experts = RoutedExperts(plan, quant.experts)
         self.shared_experts = SharedExpert(plan, quant, ops)
         self.quantise = activation_quantiser(quant, ops)
+        self.group = quant.block
 
     def forward(self, x: Tensor, token_ids: Tensor) -> Tensor:
         """x: [T, D], token_ids: [T] -> [T, D]."""
         route = self.gate(x, token_ids)
         quantised = self.quantise(x)
-        w13 = self.ops.stored(self.experts.w13, self.experts.storage)
-        w2 = self.ops.stored(self.experts.w2, self.experts.storage)
-        total = self.ops.routed_experts(quantised, route, w13, w2, self.plan.limit, self.quantise)
-        return (total + self.shared_experts(quantised, self.quantise)).to(x.dtype)
+        stored, experts, shared = self.ops.stored, self.experts, self.shared_experts
+        routed = stored(experts.w13, experts.storage), stored(experts.w2, experts.storage)
+        beside = stored(shared.w13.weight, shared.w13.storage), stored(shared.w2.weight, shared.w2.storage)
+        return self.ops.mixture(quantised, route, routed, beside, self.plan.limit, self.quantise, self.group)

@@ -9,7 +9,7 @@ from dspark.layers.attention import SharedPicks
 from dspark.layers.block import Block, BlockList
 from dspark.layers.hyper import CarriedCollapse, HeadMix, first_stream
 from dspark.layers.linear import Embedding, Linear, RMSNorm
-from dspark.layers.plans import ModelPlan, Storage
+from dspark.layers.plans import ModelPlan, RopePlan, Storage
 from dspark.layers.quantisers import activation_quantiser
 from dspark.layers.state_view import StateView
 from dspark.models.decoder import Decoder
@@ -53,10 +53,11 @@ class DsparkDraft(nn.Module):
             (store key, rows [N, K]) for each stage.
         """
         main = self.quantise(self.main_norm(self.main_proj(self.quantise(target_hidden))))
-        return [
-            (stage.plan.name, stage.attn.window_rows(main, rotations(positions, stage.attn.freqs)))
-            for stage in self.stages
-        ]
+        turns: dict[RopePlan, tuple[Tensor, Tensor]] = {}
+        for stage in self.stages:
+            if stage.attn.plan.rope not in turns:
+                turns[stage.attn.plan.rope] = rotations(positions, stage.attn.freqs)
+        return [(stage.plan.name, stage.attn.window_rows(main, turns[stage.attn.plan.rope])) for stage in self.stages]
 
     def forward(self, token_ids: Tensor, view: StateView, target: Decoder) -> DraftHidden:
         """One parallel pass over draft blocks; base logits are `target.logits` of the normed rows.

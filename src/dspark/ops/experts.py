@@ -46,6 +46,41 @@ def routed_experts(
     return total
 
 
+Weights = tuple[Tensor, Tensor]
+
+
+def mixture_of(
+    routed: Callable[..., Tensor], product: Callable[[Tensor, Tensor], Tensor], gate: Callable[[Tensor, float], Tensor]
+) -> Callable[..., Tensor]:
+    """Routed and shared experts from their parts: `routed_experts`, `linear` and `gate_and_up` of one set of twins."""
+
+    def mixture(
+        x: Tensor,
+        route: Route,
+        experts: Weights,
+        shared: Weights,
+        limit: float,
+        quantise: Callable[[Tensor], Tensor],
+        group: int,
+    ) -> Tensor:
+        """Routed sum in float32, shared expert added last.
+
+        Args:
+            x: [T, D], already quantised. experts, shared: w13 and w2 of the routed and of the shared experts.
+            limit: clamp of gate and up. quantise: activation quantisation in front of w2.
+            group: columns that share a scale of `quantise`, 0 where it is the identity.
+        Returns:
+            [T, D] in the dtype of `x`.
+        """
+        inner = quantise(gate(product(x, shared[0]), limit).to(x.dtype))
+        return (routed(x, route, *experts, limit, quantise) + product(inner, shared[1])).to(x.dtype)
+
+    return mixture
+
+
+mixture = mixture_of(routed_experts, linear, gate_and_up)
+
+
 def _pairs_by_expert(expert_ids: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, list[tuple[int, int, int]]]:
     """Group the pairs (row, slot) by expert, each group filled up to the rows that its product computes anyway.
 

@@ -1,5 +1,6 @@
 """Manifold-constrained hyper-connections: several residual streams, mixed by small learned matrices."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -7,6 +8,8 @@ import torch
 from torch import Tensor
 
 from dspark.ops.elementwise import sigmoid
+from dspark.ops.linear import linear
+from dspark.ops.norm import rms_norm
 
 
 class StreamMix(NamedTuple):
@@ -58,6 +61,47 @@ def head_mix(logits: Tensor, scale: Tensor, base: Tensor, eps: float) -> Tensor:
 def collapse_streams(streams: Tensor, pre: Tensor) -> Tensor:
     """Weighted sum over streams: [T, S, D], [T, S] -> [T, D] in the streams' dtype."""
     return (streams.float() * pre.unsqueeze(-1)).sum(1).to(streams.dtype)
+
+
+def read_streams_of(
+    product: Callable[[Tensor, Tensor], Tensor],
+    rstd: Callable[[Tensor, float], Tensor],
+    mix: Callable[..., StreamMix],
+    collapse: Callable[[Tensor, Tensor], Tensor],
+    norm: Callable[..., Tensor],
+) -> Callable[..., tuple[Tensor, StreamMix]]:
+    """Reading of a half's input from its parts: `linear` and the ops of this file and of `norm` of one set of twins."""
+
+    def read_streams(
+        streams: Tensor,
+        carried: Tensor | None,
+        fn: Tensor,
+        scale: Tensor,
+        base: Tensor,
+        norm_weight: Tensor,
+        iterations: int,
+        eps: float,
+        stream_eps: float,
+        norm_eps: float,
+    ) -> tuple[Tensor, StreamMix]:
+        """A half's normalised input, and the mix that writes its output back.
+
+        Args:
+            streams: [T, S, D]. carried: [T, S] pre-weights of the half before, or None to collapse with the own ones.
+            fn: [(2 + S) * S, S * D] projection to mix logits. scale, base, iterations, eps: see `mix_streams`.
+            norm_weight: [D]. stream_eps, norm_eps: added to the mean squares of streams and of the collapsed row.
+        Returns:
+            [T, D] in the streams' dtype, and the mix.
+        """
+        flat = streams.flatten(1).float()
+        logits = product(flat, fn) * rstd(flat, stream_eps)
+        own = mix(logits, scale, base, streams.shape[1], iterations, eps)
+        return norm(collapse(streams, own.pre if carried is None else carried), norm_weight, norm_eps), own
+
+    return read_streams
+
+
+read_streams = read_streams_of(linear, stream_rstd, mix_streams, collapse_streams, rms_norm)
 
 
 def mean_streams(streams: Tensor) -> Tensor:

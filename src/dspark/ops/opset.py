@@ -22,7 +22,7 @@ class OpSet:
     linear_wide: Callable[[Tensor, Tensor], Tensor]
     grouped_linear: Callable[[Tensor, Tensor, int], Tensor]
     sparse_attention: Callable[[Tensor, list[tuple[Tensor, Tensor]], Tensor, float], Tensor]
-    routed_experts: Callable[..., Tensor]
+    mixture: Callable[..., Tensor]
     index_scores: Callable[[Tensor, Tensor, index.IndexKeys], Tensor]
     quantise_fp8: Callable[[Tensor, int], Tensor]
     quantise_fp4: Callable[[Tensor, int], Tensor]
@@ -33,13 +33,12 @@ class OpSet:
     pool_groups: Callable[[Tensor, Tensor], Tensor]
     gate_and_up: Callable[[Tensor, float], Tensor]
     stream_rstd: Callable[[Tensor, float], Tensor]
-    mix_streams: Callable[..., hyper.StreamMix]
+    read_streams: Callable[..., tuple[Tensor, hyper.StreamMix]]
     collapse_streams: Callable[[Tensor, Tensor], Tensor]
     expand_streams: Callable[[Tensor, Tensor, hyper.StreamMix], Tensor]
     mean_streams: Callable[[Tensor], Tensor]
     engram_gate: Callable[[Tensor, Tensor, Tensor, float], Tensor]
-    choose_experts: Callable[[Tensor, Tensor, int], Tensor]
-    weigh_experts: Callable[..., route.Route]
+    route_rows: Callable[..., route.Route]
     write_rows: Callable[[Tensor, Tensor, Tensor], None]
     reads_codes: bool = False
 
@@ -50,7 +49,7 @@ TORCH_OPS = OpSet(
     linear_wide=linear.linear_wide,
     grouped_linear=linear.grouped_linear,
     sparse_attention=attention.sparse_attention,
-    routed_experts=experts.routed_experts,
+    mixture=experts.mixture,
     index_scores=index.index_scores,
     quantise_fp8=quantise.quantise_fp8,
     quantise_fp4=quantise.quantise_fp4,
@@ -61,12 +60,11 @@ TORCH_OPS = OpSet(
     pool_groups=compress.pool_groups,
     gate_and_up=experts.gate_and_up,
     stream_rstd=hyper.stream_rstd,
-    mix_streams=hyper.mix_streams,
+    read_streams=hyper.read_streams,
     collapse_streams=hyper.collapse_streams,
     expand_streams=hyper.expand_streams,
     mean_streams=hyper.mean_streams,
     engram_gate=engram.engram_gate,
-    choose_experts=route.choose_experts,
-    weigh_experts=route.weigh_experts,
+    route_rows=route.route_rows,
     write_rows=rows.write_rows,
 )

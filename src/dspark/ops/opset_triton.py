@@ -1,10 +1,14 @@
 """The Triton twins as a set; importing this needs triton, so it is imported only where a device is chosen."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from dspark.ops.experts import mixture_of
 from dspark.ops.opset import OpSet
 from dspark.ops.packing import GROUP_ROWS, PackedWeight
+from dspark.ops.route import Route
 from dspark.ops.triton import (
     attention,
     compress,
@@ -30,13 +34,32 @@ def grouped_linear(x: Tensor, weight: Tensor | PackedWeight, groups: int) -> Ten
     return linear.linear(x, weight, groups=groups)
 
 
+_mixture_of_parts = mixture_of(experts.routed_experts, linear.linear, elementwise.gate_and_up)
+
+
+def mixture(
+    x: Tensor,
+    route: Route,
+    weights: tuple[Tensor | PackedWeight, Tensor | PackedWeight],
+    shared: tuple[Tensor | PackedWeight, Tensor | PackedWeight],
+    limit: float,
+    quantise: Callable[[Tensor], Tensor],
+    group: int,
+) -> Tensor:
+    """See `dspark.ops.experts.mixture_of`; in six launches for bf16 rows and weights that are held as stored."""
+    if x.dtype == torch.float32 or any(isinstance(w, Tensor) and w.dtype == torch.float32 for w in (*weights, *shared)):
+        return _mixture_of_parts(x, route, weights, shared, limit, quantise, group)
+    stacks = [weight.unsqueeze(0) if isinstance(weight, Tensor) else weight for weight in shared]
+    return experts.mixture(x, route, weights, (stacks[0], stacks[1]), limit, group)
+
+
 TRITON_OPS = OpSet(
     name="triton",
     linear=linear.linear,
     linear_wide=lambda x, weight: linear.linear(x, weight, torch.float32),
     grouped_linear=grouped_linear,
     sparse_attention=attention.sparse_attention,
-    routed_experts=experts.routed_experts,
+    mixture=mixture,
     index_scores=index.index_scores,
     quantise_fp8=quantise.quantise_fp8,
     quantise_fp4=quantise.quantise_fp4,
@@ -47,13 +70,12 @@ TRITON_OPS = OpSet(
     pool_groups=compress.pool_groups,
     gate_and_up=elementwise.gate_and_up,
     stream_rstd=norm.stream_rstd,
-    mix_streams=hyper.mix_streams,
+    read_streams=hyper.read_streams,
     collapse_streams=hyper.collapse_streams,
     expand_streams=hyper.expand_streams,
     mean_streams=hyper.mean_streams,
     engram_gate=engram.engram_gate,
-    choose_experts=route.choose_experts,
-    weigh_experts=route.weigh_experts,
+    route_rows=route.route_rows,
     write_rows=rows.write_rows,
     reads_codes=True,
 )

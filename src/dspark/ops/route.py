@@ -25,6 +25,23 @@ def choose_experts(scores: Tensor, bias: Tensor, count: int) -> Tensor:
     return torch.sort(scores + bias, dim=-1, descending=True, stable=True).indices[:, :count]
 
 
+def route_rows(
+    logits: Tensor,
+    bias: Tensor | None,
+    expert_ids: Tensor | None,
+    count: int,
+    normalise: bool,
+    sum_eps: float,
+    scaling: float,
+) -> Route:
+    """The route of rows from their gate logits [T, E] float32: experts by biased score, or given [T, count]."""
+    scores = route_scores(logits)
+    if expert_ids is None:
+        assert bias is not None
+        expert_ids = choose_experts(scores, bias, count)
+    return weigh_experts(scores, expert_ids, normalise, sum_eps, scaling)
+
+
 def weigh_experts(scores: Tensor, expert_ids: Tensor, normalise: bool, sum_eps: float, scaling: float) -> Route:
     """Weights from the unbiased scores of the chosen experts, normalised to sum to `scaling` where asked."""
     weights = scores.gather(1, expert_ids)

@@ -55,8 +55,12 @@ class RowView:
         self.capacity = capacity
         self.positions = places.positions
         self._write_rows = write_rows
+        # Layers ask for the same few indices again and again: by ring rows, by reach or window, by ratio.
         self._writes: dict[int, Tensor] = {}
         self._windows: dict[tuple[int, int], Tensor] = {}
+        self._groups: dict[tuple[int, int, int], Tensor] = {}
+        self._appends: dict[int, Tensor] = {}
+        self._visible: dict[int, Tensor] = {}
         self._keys: dict[int, Tensor] = {}
 
     def _write_ring(self, ring: Tensor, rows: Tensor) -> Tensor:
@@ -74,12 +78,12 @@ class RowView:
         memo = (self.state.window_reach[key], ring.shape[1])
         if memo not in self._windows:
             back = torch.arange(1 - memo[0], 1, device=self.state.device)
-            self._windows[memo] = self._reached(back, ring.shape[1], self.positions)
+            self._windows[memo] = self._reached(back, ring.shape[1])
         return self._write_ring(ring, rows), self._windows[memo]
 
-    def _reached(self, back: Tensor, ring_rows: int, positions: Tensor) -> Tensor:
-        """Ring places [T, J] of the tokens at positions [T] + back [J]."""
-        return ring_places(self.places.slots.unsqueeze(-1), positions.unsqueeze(-1) + back, ring_rows)
+    def _reached(self, back: Tensor, ring_rows: int) -> Tensor:
+        """Ring places [T, J] of the tokens at the rows' positions + back [J]."""
+        return ring_places(self.places.slots.unsqueeze(-1), self.positions.unsqueeze(-1) + back, ring_rows)
 
     def _completes(self, ratio: int) -> Tensor:
         """[T] whether a row is the last of its group."""
@@ -93,15 +97,21 @@ class RowView:
         """See `StateView.group_inputs`; for a row that completes no group none exists."""
         ring = self.state.rings[tail_key(key)]
         flat = self._write_ring(ring, rows)
-        back = torch.arange(1 - reach, 1, device=self.state.device)
-        index = self._reached(back, ring.shape[1], self.positions)
-        exists = (index >= 0) & self._completes(ratio).unsqueeze(-1)
+        memo = (ratio, reach, ring.shape[1])
+        if memo not in self._groups:
+            back = torch.arange(1 - reach, 1, device=self.state.device)
+            index = self._reached(back, ring.shape[1])
+            self._groups[memo] = index.masked_fill_(~self._completes(ratio).unsqueeze(-1), -1)
+        index = self._groups[memo]
+        exists = index >= 0
         return flat[index.clamp(min=0)].masked_fill_(~exists.unsqueeze(-1), 0.0), exists
 
     def append(self, key: str, ratio: int, rows: Tensor) -> None:
         """See `StateView.append`."""
-        groups = (self.positions // ratio).masked_fill(~self._completes(ratio), -1)
-        self._write_rows(self.state.appends[key], self.addresses(ratio, groups.unsqueeze(-1)).squeeze(-1), rows)
+        if ratio not in self._appends:
+            groups = (self.positions // ratio).masked_fill(~self._completes(ratio), -1)
+            self._appends[ratio] = self.addresses(ratio, groups.unsqueeze(-1)).squeeze(-1)
+        self._write_rows(self.state.appends[key], self._appends[ratio], rows)
 
     def appended(self, key: str) -> Tensor:
         """See `StateView.appended`."""
@@ -109,7 +119,9 @@ class RowView:
 
     def visible(self, ratio: int) -> Tensor:
         """See `StateView.visible`; a row of padding sees nothing."""
-        return ((self.positions + 1) // ratio).masked_fill(self.places.slots < 0, 0)
+        if ratio not in self._visible:
+            self._visible[ratio] = ((self.positions + 1) // ratio).masked_fill(self.places.slots < 0, 0)
+        return self._visible[ratio]
 
     def max_visible(self, ratio: int) -> int:
         """See `StateView.max_visible`."""

@@ -193,29 +193,30 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
         return torch.compile(function, dynamic=False) if compiled else function
 
     dense = DenseOps(recorder, fuse(masked_softmax), fuse(index_divergence), fuse(expert_inner))
+    gate, norm_rows = fuse(experts.gate_and_up), fuse(norm.rms_norm)
+    rstd, collapse = fuse(hyper.stream_rstd), fuse(hyper.collapse_streams)
     return OpSet(
         name="training",
         linear=linear,
         linear_wide=lambda x, weight: linear(x.float(), weight),
         grouped_linear=grouped_linear,
         sparse_attention=dense.sparse_attention,
-        routed_experts=dense.routed_experts,
+        mixture=experts.mixture_of(dense.routed_experts, linear, gate),
         index_scores=dense.index_scores,
         quantise_fp8=straight_through(fuse(quantise.quantise_fp8)),
         quantise_fp4=straight_through(fuse(quantise.quantise_fp4)),
         quantise_fp4_e4m3=straight_through(fuse(quantise.quantise_fp4_e4m3)),
         stored=stored_values,
-        rms_norm=fuse(norm.rms_norm),
+        rms_norm=norm_rows,
         apply_rope=fuse(rope.apply_rope),
         pool_groups=fuse(compress.pool_groups),
-        gate_and_up=fuse(experts.gate_and_up),
-        stream_rstd=fuse(hyper.stream_rstd),
-        mix_streams=fuse(hyper.mix_streams),
-        collapse_streams=fuse(hyper.collapse_streams),
+        gate_and_up=gate,
+        stream_rstd=rstd,
+        read_streams=hyper.read_streams_of(linear, rstd, fuse(hyper.mix_streams), collapse, norm_rows),
+        collapse_streams=collapse,
         expand_streams=fuse(hyper.expand_streams),
         mean_streams=fuse(hyper.mean_streams),
         engram_gate=fuse(engram.engram_gate),
-        choose_experts=route.choose_experts,
-        weigh_experts=route.weigh_experts,
+        route_rows=route.route_rows,
         write_rows=rows.write_rows,
     )

@@ -17,6 +17,15 @@ def sigmoid(x):
 
 
 @triton.jit
+def round_bf16(x, PLAIN: tl.constexpr):
+    """Nearest bf16 value of a float32 block, ties to even; the interpreter's own conversion truncates."""
+    if PLAIN:
+        bits = x.to(tl.int32, bitcast=True)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+    return x.to(tl.bfloat16).to(tl.float32)
+
+
+@triton.jit
 def _gate(x, out, limit, F: tl.constexpr, BLOCK: tl.constexpr, HAS_LIMIT: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

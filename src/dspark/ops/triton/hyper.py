@@ -1,4 +1,8 @@
-"""Hyper-connections: the mix of a row in one program, and the sums over streams in stream order."""
+"""Hyper-connections: reading a half's input in two launches, and sums over streams in stream order.
+
+The projection to mix logits has few outputs and a long row, so each row is cut into sections of a fixed length, whose
+sums are added from the first to the last.
+"""
 
 import torch
 import triton
@@ -6,29 +10,87 @@ import triton.language as tl
 from torch import Tensor
 
 from dspark.ops.hyper import StreamMix
-from dspark.ops.triton.elementwise import sigmoid
-from dspark.ops.triton.launch import block_of, new_output, packed, rounded
+from dspark.ops.triton.elementwise import round_bf16, sigmoid
+from dspark.ops.triton.launch import INTERPRETED, block_of, new_output, packed, rounded, warps_of
 
 _BLOCK = 256
+_SECTION = 1024
+_STEP = tl.constexpr(128)
 
 
 @triton.jit
-def _mix(
-    logits, scale, base, pre_out, post_out, comb_out, eps, S: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr
+def _project(streams, fn, out, WIDTH: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr, SECTION: tl.constexpr):
+    """Sums of one section of a row: N products with `fn`, then the squares."""
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * SECTION
+    outputs, lanes = tl.arange(0, LANES), tl.arange(0, _STEP)
+    products = tl.zeros([LANES, _STEP], dtype=tl.float32)
+    squares = tl.zeros([_STEP], dtype=tl.float32)
+    for start in tl.static_range(0, SECTION, _STEP):
+        columns = first + start + lanes
+        inside = columns < WIDTH
+        part = tl.load(streams + row * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
+        weight = tl.load(
+            fn + outputs[:, None] * WIDTH + columns[None, :], mask=(outputs < N)[:, None] & inside[None, :], other=0.0
+        )
+        products += weight * part[None, :]
+        squares += part * part
+    sums = tl.where(outputs == N, tl.sum(squares, 0), tl.sum(products, 1))
+    tl.store(out + (row * tl.num_programs(1) + tl.program_id(1)) * LANES + outputs, sums, mask=outputs <= N)
+
+
+@triton.jit
+def _logits(sums, places, mask, rstd, SECTIONS: tl.constexpr, LANES: tl.constexpr):
+    """Mix logits at some places of a row: their sums over the sections in order, times the row's rstd."""
+    total = tl.load(sums + places, mask=mask, other=0.0)
+    for section in tl.static_range(1, SECTIONS):
+        total += tl.load(sums + section * LANES + places, mask=mask, other=0.0)
+    return total * rstd
+
+
+@triton.jit
+def _read(
+    streams,
+    carried,
+    sums,
+    scale,
+    base,
+    norm_weight,
+    out,
+    pre_out,
+    post_out,
+    comb_out,
+    eps,
+    stream_eps,
+    norm_eps,
+    D: tl.constexpr,
+    S: tl.constexpr,
+    STEPS: tl.constexpr,
+    SECTIONS: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    IS_SHIFTED: tl.constexpr,
+    ROUND: tl.constexpr,
+    PLAIN: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    first = row * (2 + S) * S
-    i = tl.arange(0, BLOCK)
+    sums += row * SECTIONS * LANES
+    i = tl.arange(0, BLOCK_S)
     inside = i < S
-    pre = tl.load(logits + first + i, mask=inside, other=0.0) * tl.load(scale)
+    squares = tl.load(sums + (2 + S) * S)
+    for section in tl.static_range(1, SECTIONS):
+        squares += tl.load(sums + section * LANES + (2 + S) * S)
+    rstd = tl.rsqrt(squares / (S * D) + stream_eps)
+    pre = _logits(sums, i, inside, rstd, SECTIONS, LANES) * tl.load(scale)
     pre = sigmoid(pre + tl.load(base + i, mask=inside, other=0.0)) + eps
     tl.store(pre_out + row * S + i, pre, mask=inside)
-    post = tl.load(logits + first + S + i, mask=inside, other=0.0) * tl.load(scale + 1)
+    post = _logits(sums, S + i, inside, rstd, SECTIONS, LANES) * tl.load(scale + 1)
     post = 2.0 * sigmoid(post + tl.load(base + S + i, mask=inside, other=0.0))
     tl.store(post_out + row * S + i, post, mask=inside)
     square = i[:, None] * S + i[None, :]
     whole = inside[:, None] & inside[None, :]
-    comb = tl.load(logits + first + 2 * S + square, mask=whole, other=0.0) * tl.load(scale + 2)
+    comb = _logits(sums, 2 * S + square, whole, rstd, SECTIONS, LANES) * tl.load(scale + 2)
     comb += tl.load(base + 2 * S + square, mask=whole, other=0.0)
     comb = tl.where(whole, comb, float("-inf"))
     top = tl.where(inside, tl.max(comb, 1), 0.0)
@@ -40,6 +102,20 @@ def _mix(
         comb = comb / (tl.sum(comb, 1) + eps)[:, None]
         comb = comb / (tl.sum(comb, 0) + eps)[None, :]
     tl.store(comb_out + row * S * S + square, comb, mask=whole)
+    lanes = tl.arange(0, BLOCK_D)
+    known = lanes < D
+    x = tl.zeros([BLOCK_D], dtype=tl.float32)
+    for stream in tl.static_range(S):
+        if IS_SHIFTED:
+            weight = tl.load(carried + row * S + stream)
+        else:
+            weight = tl.sum(tl.where(i == stream, pre, 0.0), 0)
+        x += tl.load(streams + (row * S + stream) * D + lanes, mask=known, other=0.0).to(tl.float32) * weight
+    if ROUND:
+        x = round_bf16(x, PLAIN)
+    norm = tl.rsqrt(tl.sum(x * x, 0) / D + norm_eps)
+    x = x * norm * tl.load(norm_weight + lanes, mask=known, other=0.0)
+    tl.store(out + row * D + lanes, x.to(out.dtype.element_ty), mask=known)
 
 
 @triton.jit
@@ -80,18 +156,59 @@ def _expand(output, streams, post, comb, out, D: tl.constexpr, S: tl.constexpr, 
         tl.store(out + (row * S + to) * D + lanes, found.to(out.dtype.element_ty), mask=inside)
 
 
-def mix_streams(
-    logits: Tensor, scale: Tensor, base: Tensor, num_streams: int, iterations: int, eps: float
-) -> StreamMix:
-    """See `dspark.ops.hyper.mix_streams`."""
-    num_rows, size = logits.shape[0], num_streams
-    pre, post = (torch.empty(num_rows, size, dtype=torch.float32, device=logits.device) for _ in range(2))
-    comb = torch.empty(num_rows, size, size, dtype=torch.float32, device=logits.device)
+def read_streams(
+    streams: Tensor,
+    carried: Tensor | None,
+    fn: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    norm_weight: Tensor,
+    iterations: int,
+    eps: float,
+    stream_eps: float,
+    norm_eps: float,
+) -> tuple[Tensor, StreamMix]:
+    """See `dspark.ops.hyper.read_streams`; two launches."""
+    num_rows, size, width = streams.shape
+    device = streams.device
+    pre, post = (torch.empty(num_rows, size, dtype=torch.float32, device=device) for _ in range(2))
+    comb = torch.empty(num_rows, size, size, dtype=torch.float32, device=device)
+    out = new_output(streams, num_rows, width)
     if num_rows:
-        _mix[(num_rows,)](
-            packed(logits), scale, base, pre, post, comb, eps, size, iterations, block_of(size), num_warps=1
+        streams = packed(streams)
+        sections, lanes = triton.cdiv(size * width, _SECTION), block_of(fn.shape[0] + 1, least=16)
+        sums = torch.empty(num_rows, sections, lanes, dtype=torch.float32, device=device)
+        _project[(num_rows, sections)](
+            streams, packed(fn), sums, size * width, fn.shape[0], lanes, _SECTION, num_warps=4
         )
-    return StreamMix(pre, post, comb)
+        block = block_of(width)
+        _read[(num_rows,)](
+            streams,
+            None if carried is None else packed(carried),
+            sums,
+            packed(scale),
+            packed(base),
+            packed(norm_weight),
+            out,
+            pre,
+            post,
+            comb,
+            eps,
+            stream_eps,
+            norm_eps,
+            width,
+            size,
+            iterations,
+            sections,
+            lanes,
+            block_of(size),
+            block,
+            carried is not None,
+            streams.dtype == torch.bfloat16,
+            INTERPRETED,
+            num_warps=warps_of(block),
+        )
+    return rounded(out, streams), StreamMix(pre, post, comb)
 
 
 def collapse_streams(streams: Tensor, pre: Tensor) -> Tensor:
