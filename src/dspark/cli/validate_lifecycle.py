@@ -45,6 +45,9 @@ def lifecycle(
     scenario: Annotated[
         list[str] | None, typer.Option("--scenario", help="Play this one only, and no episodes; may be repeated.")
     ] = None,
+    no_scenarios: Annotated[
+        bool, typer.Option("--no-scenarios", help="Play episodes only: for the second and later parts of a long run.")
+    ] = False,
     episode: Annotated[int | None, typer.Option("--episode", help="Play this random episode again.")] = None,
     arrivals: Annotated[
         str | None, typer.Option("--arrivals", metavar="N,N,...", help="With --episode: only these of its requests.")
@@ -62,6 +65,8 @@ def lifecycle(
 
     Named scenarios run on the model and on two tiny random ones; then random episodes, most of them on the tiny ones.
     """
+    if scenario and no_scenarios:
+        raise DSparkError("--scenario and --no-scenarios contradict each other: give one of them")
     names = _scenario_names(scenario)
     budget = _budget(seconds, episodes)
     wanted = _arrival_numbers(arrivals, episode)
@@ -73,7 +78,7 @@ def lifecycle(
         if episode is not None:
             run.replay(episode, wanted)
         else:
-            run.scenarios(names)
+            run.scenarios([] if no_scenarios else names)
             if sampling_probe:
                 for subject in (run.tiny[0], run.given):
                     run.report.probes += probe_keyed(subject)
