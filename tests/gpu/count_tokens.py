@@ -21,11 +21,11 @@ GRAPHS = CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL)
 DRAFTS = SpeculativeConfig(num_speculative_tokens=5)
 WAYS = {
     "plain, graphs, 256 at once": Config(device="cuda", max_num_seqs=256, compilation_config=GRAPHS),
-    "drafts, graphs, 64 at once": Config(
-        device="cuda", max_num_seqs=64, compilation_config=GRAPHS, speculative_config=DRAFTS
+    "drafts, graphs, 84 at once": Config(
+        device="cuda", max_num_seqs=84, compilation_config=GRAPHS, speculative_config=DRAFTS
     ),
-    "drafts, eager, 200 at once": Config(device="cuda", max_num_seqs=200, speculative_config=DRAFTS),
-    "plain, eager, 128 at once": Config(device="cuda", max_num_seqs=128),
+    "plain, eager, 200 at once": Config(device="cuda", max_num_seqs=200),
+    "drafts, eager, 128 at once": Config(device="cuda", max_num_seqs=128, speculative_config=DRAFTS),
 }
 ALONE = Config(device="cuda", max_num_seqs=1, compilation_config=GRAPHS, speculative_config=DRAFTS)
 
@@ -59,26 +59,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=1000)
-    parser.add_argument("--alone", type=int, default=8)
-    parser.add_argument("--ways", type=int, default=len(WAYS))
+    parser.add_argument("--eager", type=int, default=200, help="requests of the slow ways")
+    parser.add_argument("--alone", type=int, default=4, help="requests that also run alone")
     asked = parser.parse_args()
     prompts, params = requests_of(asked.requests, asked.tokens)
     found: dict[str, dict[str, float]] = {}
     yardstick: list[list[int]] = []
-    for name, config in list(WAYS.items())[: asked.ways]:
-        outputs, seconds = run(config, prompts, params)
+    for name, config in {**WAYS, "drafts, graphs, alone": ALONE}.items():
+        chosen = asked.alone if config is ALONE else asked.eager if "eager" in name else asked.requests
+        outputs, seconds = run(config, prompts[:chosen], params[:chosen])
         yardstick = yardstick or outputs
-        total = sum(len(one) for one in outputs)
-        found[name] = {"tokens": total, "differing": differing(yardstick, outputs), "seconds": round(seconds, 1)}
-        print(f"{name}: {total} tokens, {found[name]['differing']} differ, {seconds:.1f} s", flush=True)
-    chosen = slice(0, asked.alone)
-    outputs, seconds = run(ALONE, prompts[chosen], params[chosen])
-    count = sum(len(one) for one in outputs)
-    found["drafts, graphs, alone"] = {
-        "tokens": count,
-        "differing": differing(yardstick[chosen], outputs),
-        "seconds": round(seconds, 1),
-    }
+        total, wrong = sum(len(one) for one in outputs), differing(yardstick[:chosen], outputs)
+        found[name] = {"tokens": total, "differing": wrong, "seconds": round(seconds, 1)}
+        print(f"{name}: {total} tokens, {wrong} differ, {seconds:.1f} s", flush=True)
     versions = {"torch": torch.__version__, "triton": triton.__version__, "device": torch.cuda.get_device_name()}
     print(json.dumps({"schema": "dspark.gpu.count_tokens/1", "ways": found, **versions}))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-import llguidance
+import pytest
 import torch
 from torch import Tensor
 
@@ -156,6 +156,7 @@ def allowed_alone(params: SamplingParams, output_ids: Sequence[int]) -> Tensor |
     """What a regular expression allows after an output, asked of the grammar library itself: [1, V] bool or None."""
     if params.structured is None:
         return None
+    llguidance = pytest.importorskip("llguidance")
     vocabulary = llguidance.LLTokenizer(LetterTokenizer().definition(), eos_token=[EOS])
     matcher = llguidance.LLMatcher(vocabulary, llguidance.LLMatcher.grammar_from_regex(params.structured.text))
     assert matcher.consume_tokens(list(output_ids))
