@@ -112,3 +112,16 @@ def structured_output_inside_accepted_block(subject: Subject) -> Ledger:
     require(driver.events["accepted drafts"] > 0 or not subject.block_size, "drafts of the right form were accepted")
     require(driver.events["rounds with rejected drafts"] > 0 or not subject.block_size, "drafts were rejected")
     return driver.ledger
+
+
+def context_limit_inside_block(subject: Subject) -> Ledger:
+    """The context is full in the middle of a block, long before max_tokens: exactly the tokens that fit come out."""
+    driver = Driver(subject, settings(subject, max_num_seqs=2, spare_rows=200))
+    left = [1, 2, 4, 7]
+    for number, room in enumerate(left):
+        driver.submit(number, hot(subject, subject.max_model_len - room, number, max_tokens=100))
+    driver.run()
+    answers = [driver.ledger.done[number].answer for number in range(len(left))]
+    given = [(len(answer.token_ids), answer.finish_reason) for answer in answers]
+    assert given == [(room, "length") for room in left], f"room for {left} tokens gave {given}"
+    return driver.ledger

@@ -1,9 +1,11 @@
 """Scenarios of losing state: preemption, abort, exhaustion."""
 
+from dspark.config.errors import ConfigError
+from dspark.config.sampling import SamplingParams
 from dspark.validate.lifecycle.by_hand import ByHand
 from dspark.validate.lifecycle.driver import Driver
 from dspark.validate.lifecycle.ledger import Ledger
-from dspark.validate.lifecycle.scenarios.prompts import hot, settings, two_pages, wish
+from dspark.validate.lifecycle.scenarios.prompts import hot, prompt, settings, two_pages, wish
 from dspark.validate.lifecycle.subject import Subject, require
 
 
@@ -153,3 +155,37 @@ def prompt_logprobs_in_chunks(subject: Subject) -> Ledger:
     driver.preempt("asks")
     driver.run()
     return driver.ledger
+
+
+def refused_requests_hold_nothing(subject: Subject) -> Ledger:
+    """Requests that can never run are refused with a sentence while another decodes, which does not notice."""
+    pages = 2
+    driver = Driver(subject, settings(subject, max_num_seqs=2, max_num_pages=pages))
+    driver.submit("good", hot(subject, 12, 1))
+    driver.step()
+    room = pages * subject.page_tokens
+    params = SamplingParams(max_tokens=4)
+    refused: dict[str, tuple[tuple[int, ...], SamplingParams]] = {
+        "no prompt": ((), params),
+        "longer than the context": (prompt(subject, subject.max_model_len), params),
+        "more pages than there are": (prompt(subject, room), params),
+        "an unknown id": ((subject.num_valid_tokens,), params),
+        "an unknown stop": ((1,), SamplingParams(stop_token_ids=(subject.num_valid_tokens,))),
+        "good": ((1,), params),  # the name is in use
+    }
+    for name, (prompt_ids, own) in refused.items():
+        assert _refusal(driver, name, prompt_ids, own), f"{name} was not refused with a sentence"
+        driver.loop.check_integrity()
+        driver.step()
+    driver.run()
+    driver.events["refusals"] = len(refused)
+    return driver.ledger
+
+
+def _refusal(driver: Driver, name: str, prompt_ids: tuple[int, ...], params: SamplingParams) -> str:
+    """Why the engine refuses a request; empty where it takes it in."""
+    try:
+        driver.loop.add(name, prompt_ids, params)
+    except ConfigError as error:
+        return str(error)
+    return ""

@@ -36,6 +36,8 @@ _ALL: tuple[Scenario, ...] = (
     batching.urgent_request_overtakes,
     batching.draft_health_stops_and_resumes,
     endings.structured_output_inside_accepted_block,
+    endings.context_limit_inside_block,
+    preemption.refused_requests_hold_nothing,
 )
 # Stories about drafts cannot happen to a model without them.
 _NEED_DRAFTS = frozenset(
