@@ -10,10 +10,12 @@ from dspark.config import (
     CompilationConfig,
     Config,
     CUDAGraphMode,
+    DraftHealthConfig,
     DSparkConfig,
     DSparkError,
     SamplingParams,
     SpeculativeConfig,
+    StructuredOutput,
 )
 from dspark.version import __version__
 
@@ -29,8 +31,10 @@ __all__ = [
     "Config",
     "DSparkConfig",
     "DSparkError",
+    "DraftHealthConfig",
     "SamplingParams",
     "SpeculativeConfig",
+    "StructuredOutput",
     "__version__",
 ]
 

@@ -12,6 +12,7 @@ from dspark.config.errors import ConfigError
 from dspark.config.sampling import SamplingParams
 from dspark.config.structured import StructuredOutput
 from dspark.engine.core import Speculation
+from dspark.speculative.forced import ForcedAcceptance
 from support.alone import allowed_alone, cut, stream_of
 from support.engines import finish, given, step, tiny_engine
 from support.tiny_models import BLOCK, EOS, MAX_LEN, NUM_VALID
@@ -119,6 +120,16 @@ def test_a_draft_that_is_not_allowed_is_not_accepted_under_the_ratio_test():
     finish(engine, ["a"])
     assert sum(request.statistics.accepted) == 0 < sum(request.statistics.verified)
     assert all(17 <= token <= 22 for token in request.output_ids[:-1]) and request.output_ids[-1] == EOS
+
+
+def test_forced_acceptance_keeps_the_form(model_key):
+    """Drafts are taken unseen, and were drawn under the form's masks."""
+    engine = tiny_engine(model_key, Speculation(BLOCK, forced=ForcedAcceptance.from_length(4.0, BLOCK)))
+    request = start(engine, SAMPLINGS["no end"])
+    finish(engine, ["a"])
+    for place, token in enumerate(request.output_ids):
+        assert allowed_alone(request.params, request.output_ids[:place])[0, token]
+    assert request.statistics.num_accepted > BLOCK
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])

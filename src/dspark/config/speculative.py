@@ -89,7 +89,8 @@ class SpeculativeConfig:
         spec_decode_acceptance_rate: the same as a rate in [0, 1]: length = 1 + G * rate.
         acceptance_method: "exact"; "relaxed" is understood and refused.
         dspark_config: verify lengths.
-        draft_health: when to stop drafting and when to try again; None drafts whatever it gains.
+        draft_health: when to stop drafting and when to try again; None drafts whatever it gains, as forced acceptance
+            always does.
     """
 
     method: DraftMethod = "dspark"
