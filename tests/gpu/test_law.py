@@ -5,11 +5,13 @@ promised: that two devices agree.
 """
 
 import random
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 from dspark.config.sampling import SamplingParams
+from dspark.config.structured import StructuredOutput
 from support.loops import LoopDrive
 from support.schedules import Drive, make_wish
 from support.tiny_models import EOS, NUM_VALID
@@ -34,7 +36,22 @@ SAMPLINGS = [
     SamplingParams(max_tokens=13, temperature=1.0, repetition_penalty=1.2, top_p=0.95, seed=1, logprobs=0),
     SamplingParams(max_tokens=13, temperature=1.0, seed=3, logit_bias={EOS: 4.0}),
     SamplingParams(max_tokens=13, temperature=1.0, seed=8, sampler="ratio"),
+    SamplingParams(max_tokens=9, temperature=1.0, seed=12, prompt_logprobs=2, logprobs=1),
 ]
+# Optional on a machine that only computes.
+if find_spec("llguidance"):
+    SAMPLINGS += [
+        SamplingParams(
+            max_tokens=13, temperature=1.0, seed=13, structured=StructuredOutput.regex("([A-Z]{2}[a-z3-9]?)+")
+        ),
+        SamplingParams(
+            max_tokens=13,
+            temperature=1.0,
+            seed=15,
+            sampler="ratio",
+            structured=StructuredOutput.regex("[A-Z]+[a-z]{3}"),
+        ),
+    ]
 PAIRS = list(zip(PROMPTS * 2, SAMPLINGS, strict=False))
 
 

@@ -127,6 +127,7 @@ def decode_stream(model: Model, prompt: Sequence[int], params: SamplingParams, c
             continue
         sampling = RequestSampling(params, len(prompt), tokens)
         mask = allowed_alone(params, stream.token_ids)
+        mask = None if mask is None else mask.to(row.device)
         tokens.append(int(draw(row, [sampling.row()], num_valid_tokens=NUM_VALID, mask=mask)))
         stream.token_ids.append(tokens[-1])
         stream.logits.append(row)
@@ -156,9 +157,9 @@ def allowed_alone(params: SamplingParams, output_ids: Sequence[int]) -> Tensor |
     """What a regular expression allows after an output, asked of the grammar library itself: [1, V] bool or None."""
     if params.structured is None:
         return None
-    llguidance = pytest.importorskip("llguidance")
-    vocabulary = llguidance.LLTokenizer(LetterTokenizer().definition(), eos_token=[EOS])
-    matcher = llguidance.LLMatcher(vocabulary, llguidance.LLMatcher.grammar_from_regex(params.structured.text))
+    library = pytest.importorskip("llguidance")
+    vocabulary = library.LLTokenizer(LetterTokenizer().definition(), eos_token=[EOS])
+    matcher = library.LLMatcher(vocabulary, library.LLMatcher.grammar_from_regex(params.structured.text))
     assert matcher.consume_tokens(list(output_ids))
     bits = matcher.compute_bitmask()
     allowed = [bool(bits[token // 8] >> token % 8 & 1) for token in range(NUM_VALID)]
