@@ -15,6 +15,7 @@ from dspark.config.sampling import SamplingParams
 from dspark.engine import core
 from dspark.engine.request import TokenLogprob
 from dspark.sampling.rows import RequestSampling, RowSampling
+from dspark.state import model_state
 from dspark.state.model_state import ModelState
 from dspark.state.prefix_cache import PrefixCache, PrefixChain
 from dspark.state.views import PassView
@@ -213,7 +214,14 @@ def logprobs_of_the_anchor(patch):
     patch.setattr(core.Engine, "_logprobs", first)
 
 
+def rings_without_room(patch):
+    """Tentative rows overwrite rows that the next pass needs."""
+    patch.setattr(model_state, "ring_rows", lambda ring, *_: ring.reach + 1)
+    patch.setattr(model_state, "require_ring_rows", lambda *_: None)
+
+
 FAULTS = {
+    rings_without_room: "padding-rows-inert",
     skip_absorb_in_plain_rounds: "varying-verify-lengths",
     commit_one_row_fewer: "slot-reuse-and-output-cap",
     commit_rejected_rows: "slot-reuse-and-output-cap",

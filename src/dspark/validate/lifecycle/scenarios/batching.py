@@ -104,12 +104,15 @@ def urgent_request_overtakes(subject: Subject) -> Ledger:
 def draft_health_stops_and_resumes(subject: Subject) -> Ledger:
     """Drafting stops where it gains too little and is tried again, in the middle of requests; no token changes."""
     driver = Driver(subject, settings(subject, max_num_seqs=2, health_window=2, health_floor=3.0))
-    for number in range(6):
-        driver.submit(number, hot(subject, 5 + number, number, temperature=(1.0, 4.0)[number % 2]))
     seen: list[bool] = []
-    while driver.loop.has_work:
-        driver.step()
-        seen.append(driver.loop.status().speculation == RUNNING)
+    for group in range(6):
+        for number in range(4 * group, 4 * group + 4):
+            driver.submit(number, hot(subject, 5 + number, number, temperature=(1.0, 4.0)[number % 2]))
+        while driver.loop.has_work:
+            driver.step()
+            seen.append(driver.loop.status().speculation == RUNNING)
+        if set(pairwise(seen)) >= {(True, False), (False, True)}:
+            break
     driver.finish()
     changes = [after for before, after in pairwise(seen) if before != after]
     driver.events["drafting stopped"], driver.events["drafting resumed"] = changes.count(False), changes.count(True)
