@@ -12,7 +12,7 @@ from dspark.config.sampling import SamplingParams
 from dspark.engine.assembly import Assembly, build_loop
 from dspark.engine.loop import EngineLoop
 from dspark.engine.machine import describe_machine
-from dspark.scheduler.plan import RequestNeeds
+from dspark.scheduler.plan import RequestId, RequestNeeds
 from dspark.scheduler.scheduler import Place, Scheduler
 
 SCHEDULER_REQUESTS = (1, 64, 256)
@@ -87,9 +87,9 @@ class NullRequests:
     """Requests that are numbers: every step accepts some drafts and drafts five more. Pages never run out."""
 
     def __init__(self, count: int) -> None:
-        self.committed = dict.fromkeys(range(count), 0)
+        self.committed: dict[RequestId, int] = dict.fromkeys(range(count), 0)
 
-    def needs_of(self, request_id: Any) -> RequestNeeds:
+    def needs_of(self, request_id: RequestId) -> RequestNeeds:
         """A decoding request with five drafts."""
         committed = self.committed[request_id]
         return RequestNeeds(request_id, 1, _WIDTH, _LONG, committed, -(-committed // _PAGE))
@@ -103,11 +103,11 @@ class NullRequests:
         """See `PageSupply`."""
         return wanted
 
-    def pages_to_start(self, request_id: Any) -> int:
+    def pages_to_start(self, request_id: RequestId) -> int:
         """See `PageSupply`."""
         return 1
 
-    def pages_from(self, request_id: Any) -> int:
+    def pages_from(self, request_id: RequestId) -> int:
         """See `PageSupply`."""
         return 1
 
