@@ -6,7 +6,8 @@ from dspark.engine.request import Emission, Request
 from dspark.scheduler.plan import PlannedSpan, RequestId, StepPlan
 from dspark.state.model_state import StateImage
 from dspark.validate.lifecycle.ledger import Ledger, Tally
-from dspark.validate.lifecycle.subject import EngineSettings, Subject
+from dspark.validate.lifecycle.settings import EngineSettings
+from dspark.validate.lifecycle.subject import Subject
 from dspark.validate.lifecycle.wishes import Wish
 
 

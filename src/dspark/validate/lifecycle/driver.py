@@ -6,7 +6,8 @@ from dspark.engine.request import Emission
 from dspark.scheduler.plan import RequestId
 from dspark.speculative.proposer import Proposer
 from dspark.validate.lifecycle.ledger import Ledger, Tally
-from dspark.validate.lifecycle.subject import EngineSettings, Subject
+from dspark.validate.lifecycle.settings import EngineSettings
+from dspark.validate.lifecycle.subject import Subject
 from dspark.validate.lifecycle.wishes import Wish
 
 MAX_STEPS = 5000

@@ -9,7 +9,8 @@ from typing import Any
 from dspark.scheduler.plan import RequestId
 from dspark.validate.lifecycle.catalogue import Catalogue
 from dspark.validate.lifecycle.driver import MAX_STEPS, Driver
-from dspark.validate.lifecycle.subject import EngineSettings, Subject
+from dspark.validate.lifecycle.settings import EngineSettings
+from dspark.validate.lifecycle.subject import Subject
 from dspark.validate.lifecycle.wishes import Wish
 
 # Drafting a request alone costs more than decoding it alone, so it is done for one in so many entries.

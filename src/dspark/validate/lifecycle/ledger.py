@@ -7,7 +7,8 @@ from dspark.engine.core import Engine
 from dspark.engine.observer import RoundRecord
 from dspark.engine.request import Emission
 from dspark.scheduler.plan import RequestId
-from dspark.validate.lifecycle.subject import Block, Blocks, Subject
+from dspark.validate.lifecycle.oracle import Block, Blocks
+from dspark.validate.lifecycle.subject import Subject
 from dspark.validate.lifecycle.wishes import Answer, Difference, Wish, first_difference
 
 

@@ -1,153 +1,26 @@
 """A model under test: engines over it in any configuration, and the answer that each request gets alone."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 
-from dspark.config import Config, DSparkConfig, SpeculativeConfig
-from dspark.config.errors import ConfigError, DSparkError
+from dspark.config import Config
+from dspark.config.errors import ConfigError
 from dspark.config.sampling import SamplingParams
-from dspark.config.speculative import DraftHealthConfig
 from dspark.config.structured import StructuredOutput
 from dspark.engine.assembly import Assembly, assemble, build_loop
 from dspark.engine.core import Speculation
 from dspark.engine.loop import EngineLoop
-from dspark.engine.observer import RoundRecord
 from dspark.models.build import read_plan
-from dspark.scheduler.plan import PlannedSpan, StepPlan
 from dspark.speculative.proposer import Proposer
 from dspark.validate.lifecycle.any_lengths import AnyLengths
-from dspark.validate.lifecycle.wishes import Answer, Wish, collect
-
-
-@dataclass(frozen=True)
-class Block:
-    """A draft block: ids [G], and the confidence logits [G] that were computed with it, empty without such a head."""
-
-    token_ids: tuple[int, ...]
-    confidence: tuple[float, ...]
-
-    @classmethod
-    def of(cls, record: RoundRecord) -> "Block":
-        """The block that a round judged."""
-        confidence = record.confidence_logits
-        return cls(record.draft_ids, () if confidence is None else tuple(confidence.tolist()))
-
-
-# Draft blocks by the position of their anchor.
-Blocks = dict[int, Block]
+from dspark.validate.lifecycle.oracle import Blocks, DraftOracle, Oracle
+from dspark.validate.lifecycle.settings import EngineSettings
+from dspark.validate.lifecycle.wishes import Wish
 
 # Rows of the oracle's passes: more than any prompt, so that each is prefilled in one.
 _WHOLE_PROMPT = 8192
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """What differs between the engines of a run.
-
-    Attributes:
-        num_speculative_tokens: 0 decodes plainly.
-        threshold: least survival that is verified; None verifies every draft.
-        lengths_seed: draws verify lengths at random; None leaves them to the threshold.
-        health_window: rounds over which draft health looks; None drafts whatever it gains.
-        health_floor: mean accepted length at which drafting goes on.
-    """
-
-    max_num_seqs: int = 4
-    max_num_batched_tokens: int = 64
-    max_num_pages: int | None = None
-    num_speculative_tokens: int = 5
-    threshold: float | None = None
-    lengths_seed: int | None = None
-    health_window: int | None = None
-    health_floor: float = 1.7
-    enable_prefix_caching: bool = True
-    prefix_cache_interval: int | None = None
-    prefix_cache_bytes: int = 2**26
-
-    def as_json(self) -> dict[str, Any]:
-        """Fields by name."""
-        return asdict(self)
-
-    @property
-    def speculation(self) -> SpeculativeConfig | None:
-        """As the engine's configuration spells it."""
-        if self.num_speculative_tokens == 0:
-            return None
-        schedule: Literal["fixed", "threshold"] = "fixed" if self.threshold is None else "threshold"
-        lengths = DSparkConfig(schedule=schedule, draft_confidence_threshold=self.threshold)
-        return SpeculativeConfig(
-            num_speculative_tokens=self.num_speculative_tokens, dspark_config=lengths, draft_health=self.health
-        )
-
-    @property
-    def health(self) -> DraftHealthConfig | None:
-        """Rules so quick that drafting stops and starts again within one request."""
-        if self.health_window is None:
-            return None
-        window, floor = self.health_window, self.health_floor
-        return DraftHealthConfig(floor, floor, window, probe_after=6, probe_rounds=max(window // 2, 1))
-
-
-class Oracle:
-    """Each request decoded alone: one request, one token a step, no drafts, no cache. Answers are kept."""
-
-    def __init__(self, loop: EngineLoop) -> None:
-        self._loop = loop
-        self._answers: dict[tuple[tuple[int, ...], str], Answer] = {}
-        self.num_steps = 0
-
-    @property
-    def num_answers(self) -> int:
-        """Different requests answered."""
-        return len(self._answers)
-
-    def answer(self, wish: Wish) -> Answer:
-        """What the request gives."""
-        key = wish.key
-        if key not in self._answers:
-            self._answers[key] = self._decode(wish)
-        return self._answers[key]
-
-    def _decode(self, wish: Wish) -> Answer:
-        self._loop.add("alone", wish.prompt_ids, wish.params)
-        emissions = []
-        while self._loop.has_work:
-            emissions += self._loop.step()
-            self.num_steps += 1
-        return collect(emissions)
-
-
-class DraftOracle:
-    """Draft blocks of a request alone, one at each of its anchors: every token is decoded with a block pending."""
-
-    def __init__(self, loop: EngineLoop) -> None:
-        self._loop = loop
-        self._engine = loop.engine
-        self._engine.observer = self
-        self._blocks: dict[tuple[tuple[int, ...], str], Blocks] = {}
-        self._seen: Blocks = {}
-
-    def observe(self, record: RoundRecord) -> None:
-        """Keep a block; called by the engine."""
-        self._seen[record.anchor_position] = Block.of(record)
-
-    def blocks(self, wish: Wish) -> Blocks:
-        """All of a request's blocks."""
-        if wish.key not in self._blocks:
-            self._blocks[wish.key] = self._draft(wish)
-        return self._blocks[wish.key]
-
-    def _draft(self, wish: Wish) -> Blocks:
-        self._seen = {}
-        request = self._engine.add("alone", wish.prompt_ids, wish.params, self._loop.max_model_len)
-        self._engine.start("alone")
-        while request.finish_reason is None:
-            self._engine.step(StepPlan((PlannedSpan("alone", request.num_pending),)))
-        self._engine.remove("alone")
-        return self._seen
 
 
 class Subject:
@@ -220,22 +93,8 @@ class Subject:
         plain = self.assemble(replace(settings, num_speculative_tokens=0))
         return _rebuilt(plain, Speculation(proposer.num_speculative_tokens, proposer=proposer))
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text that are in the vocabulary."""
-        return [token for token in self.tokenizer.encode(text) if token < self.num_valid_tokens]
-
 
 def _rebuilt(assembly: Assembly, speculation: Speculation) -> EngineLoop:
     """An engine over the weights of an assembly that speculates in a way no configuration spells."""
     model, device = assembly.loop.engine.model, torch.device(assembly.device)
     return build_loop(model, assembly.tokenizer, assembly.config, speculation, assembly.max_model_len, device)
-
-
-class NotExercisedError(DSparkError):
-    """A scenario ran without the event that it is named after, so it proved nothing."""
-
-
-def require(evidence: bool, event: str) -> None:
-    """Refuse to call a scenario passed that did not see its event."""
-    if not evidence:
-        raise NotExercisedError(f"it did not happen that {event}")

@@ -5,9 +5,10 @@ from itertools import pairwise
 from dspark.engine.core import RUNNING
 from dspark.validate.lifecycle.by_hand import ByHand
 from dspark.validate.lifecycle.driver import Driver
+from dspark.validate.lifecycle.evidence import require
 from dspark.validate.lifecycle.ledger import Ledger
 from dspark.validate.lifecycle.scenarios.prompts import hot, settings, two_pages, wish
-from dspark.validate.lifecycle.subject import Subject, require
+from dspark.validate.lifecycle.subject import Subject
 
 
 def mixed_stochastic_requests(subject: Subject) -> Ledger:

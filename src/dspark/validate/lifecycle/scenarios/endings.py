@@ -2,9 +2,10 @@
 
 from dspark.validate.lifecycle.catalogue import FORMS
 from dspark.validate.lifecycle.driver import Driver
+from dspark.validate.lifecycle.evidence import require
 from dspark.validate.lifecycle.ledger import Ledger, Tally
 from dspark.validate.lifecycle.scenarios.prompts import hot, settings
-from dspark.validate.lifecycle.subject import Subject, require
+from dspark.validate.lifecycle.subject import Subject
 from dspark.validate.lifecycle.wishes import Wish
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"

@@ -4,9 +4,10 @@ from dspark.config.errors import ConfigError
 from dspark.config.sampling import SamplingParams
 from dspark.validate.lifecycle.by_hand import ByHand
 from dspark.validate.lifecycle.driver import Driver
+from dspark.validate.lifecycle.evidence import require
 from dspark.validate.lifecycle.ledger import Ledger
 from dspark.validate.lifecycle.scenarios.prompts import hot, prompt, settings, two_pages, wish
-from dspark.validate.lifecycle.subject import Subject, require
+from dspark.validate.lifecycle.subject import Subject
 
 
 def prefill_transition_preemption_with_reorder(subject: Subject) -> Ledger:

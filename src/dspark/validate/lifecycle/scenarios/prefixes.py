@@ -5,11 +5,12 @@ from pathlib import Path
 
 from dspark.validate.lifecycle.by_hand import ByHand
 from dspark.validate.lifecycle.driver import Driver
+from dspark.validate.lifecycle.evidence import require
 from dspark.validate.lifecycle.ledger import Ledger
 from dspark.validate.lifecycle.scenarios.endings import find_stops
 from dspark.validate.lifecycle.scenarios.prompts import hot, prompt, settings, two_pages
 from dspark.validate.lifecycle.stored_image import read_image, write_image
-from dspark.validate.lifecycle.subject import Subject, require
+from dspark.validate.lifecycle.subject import Subject
 from dspark.validate.lifecycle.wishes import Wish
 
 

@@ -4,7 +4,8 @@ import random
 from typing import Any
 
 from dspark.config.sampling import SamplingParams
-from dspark.validate.lifecycle.subject import EngineSettings, Subject
+from dspark.validate.lifecycle.settings import EngineSettings
+from dspark.validate.lifecycle.subject import Subject
 from dspark.validate.lifecycle.wishes import Wish
 
 # Hot enough that noise decides: drafter and target share it, so drafts of any model are often right.

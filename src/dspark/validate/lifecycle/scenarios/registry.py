@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dspark.validate.lifecycle.evidence import NotExercisedError
 from dspark.validate.lifecycle.ledger import Ledger
 from dspark.validate.lifecycle.scenarios import batching, endings, preemption, prefixes
-from dspark.validate.lifecycle.subject import NotExercisedError, Subject
+from dspark.validate.lifecycle.subject import Subject
 
 Scenario = Callable[[Subject], Ledger]
 
