@@ -1,7 +1,10 @@
 """AsyncEngine over a loop of straw: every stream ends with its text or an error, whatever happens to the others."""
 
 import asyncio
+import contextlib
+import threading
 import time
+import traceback
 
 import pytest
 
@@ -319,3 +322,96 @@ def test_another_event_loop_is_refused():
     with pytest.raises(RuntimeError, match="another event loop"):
         asyncio.run(engine.start())
     engine._thread.stop()
+
+
+def test_an_id_that_is_free_again_brings_no_tokens_of_its_last_holder():
+    """Emissions that were on their way when a reader left must not reach the next request of that name."""
+    loop = FakeLoop(reply_to=lambda prompt_ids, seed: chr(prompt_ids[0]) * 200, before_step=sleeping(0.001))
+
+    async def work(engine):
+        for _ in range(20):
+            with await engine.submit([[65]], [[PARAMS]], request_id="name") as stream:
+                await anext(stream)
+                time.sleep(0.004)  # steps go on while this event loop does not
+            assert await text_of(engine, [66], SamplingParams(max_tokens=8), request_id="name") == "B" * 8
+
+    run(work, loop)
+
+
+def test_aborting_twice_and_aborting_what_is_not_there():
+    async def work(engine):
+        stream = await engine.submit([[65]], [[PARAMS]], request_id="name")
+        assert await asyncio.gather(engine.abort("name"), engine.abort("name")) == [True, False]
+        assert not await engine.abort("never")
+        assert len(await read_all(stream)) <= 1
+
+    run(work, FakeLoop(before_step=sleeping(0.05)))
+
+
+def test_closing_an_iterator_has_aborted_its_request_when_it_returns():
+    async def work(engine):
+        iterator = engine.generate("a", PARAMS)
+        await anext(iterator)
+        await iterator.aclose()
+        assert engine.status().num_requests == 0
+        never = engine.generate("a", PARAMS)
+        await never.aclose()
+        await engine.refresh()
+
+    run(work, FakeLoop(before_step=sleeping(0.01)))
+
+
+def test_a_dead_engine_that_is_asked_again_and_again_keeps_nothing():
+    """One error object that is raised anew keeps every frame that it went through."""
+
+    async def main():
+        async with AsyncEngine.over(fake_assembly(FakeLoop(before_step=failing_at(1)))) as engine:
+            with pytest.raises(EngineDeadError):
+                await text_of(engine)
+            for _ in range(50):
+                await engine.refresh()
+                with pytest.raises(EngineDeadError):
+                    await text_of(engine)
+            for error in (engine._error, engine._thread._ended):
+                assert len(traceback.extract_tb(error.__traceback__)) < 10
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_was_shut_down_first_starts_no_thread():
+    async def main():
+        engine = AsyncEngine.over(fake_assembly(FakeLoop()))
+        await engine.shutdown()
+        with pytest.raises(EngineDrainingError):
+            await text_of(engine)
+        assert (await engine.refresh()).state == "draining"
+        assert "dspark-engine" not in {thread.name for thread in threading.enumerate()}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("delay", [0, 0.001, 0.02])
+def test_a_cancelled_submission_leaves_nothing_behind(delay):
+    async def work(engine):
+        for _ in range(10):
+            task = asyncio.create_task(engine.submit(["a"], [[PARAMS]]))
+            await asyncio.sleep(delay)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                (await task).close()
+
+    run(work, FakeLoop(before_step=sleeping(0.005)))
+
+
+@pytest.mark.parametrize("delay", [0, 0.001, 0.02])
+def test_a_shutdown_during_submissions_ends_them_all(delay):
+    async def main():
+        engine = AsyncEngine.over(fake_assembly(FakeLoop(before_step=sleeping(0.005))))
+        await engine.start()
+        tasks = [asyncio.create_task(text_of(engine, "a" * 30_000 if n % 2 else "a")) for n in range(8)]
+        await asyncio.sleep(delay)
+        await engine.shutdown()
+        results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+        assert all(isinstance(each, str | EngineDrainingError | EngineDeadError | DSparkError) for each in results)
+
+    asyncio.run(main())

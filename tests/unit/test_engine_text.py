@@ -1,6 +1,7 @@
 """Text is a function of the tokens: pieces handed out at any times add up to it, and it ends before the first stop."""
 
 import random
+import time
 
 import pytest
 
@@ -95,3 +96,49 @@ def test_nothing_of_a_stop_string_is_ever_handed_out():
         pieces.append(stream.take(is_final=True))
         assert "".join(pieces) == "go "
         assert stream.stopped
+
+
+def test_long_stop_strings_cost_what_the_text_costs():
+    """64 of 100,000 characters, each of which the text spells for a while: their own length must not be paid."""
+    stops = [f"{'b' * 99_999}{number}" for number in range(64)]
+    stream, taken = TextStream("".join, stops), []
+    began = time.process_time()
+    for number in range(2_000):
+        assert not stream.push("a" if number % 500 == 499 else "b")
+        taken.append(stream.take())
+    assert time.process_time() - began < 5
+    assert "".join(taken) == ("b" * 499 + "a") * 4
+    assert stream.take(is_final=True) == ""
+
+
+@pytest.mark.parametrize("token", [0x80, 0xE4, 256])
+def test_bytes_that_become_no_character_do_not_wait_for_ever(token):
+    """Nor do tokens without text: each is decoded a few times, however many of them come."""
+    counted = 0
+
+    def decode(token_ids):
+        nonlocal counted
+        counted += len(token_ids)
+        return decode_bytes([each for each in token_ids if each < 256])
+
+    stream, rng, taken = TextStream(decode, ("STOP",)), random.Random(token), []
+    for _ in range(3_000):
+        assert not stream.push(token)
+        if rng.random() < 0.5:
+            taken.append(stream.take())
+    assert counted < 60 * 3_000
+    assert len("".join(taken)) > 2_900 or token == 256
+    for each in "a你STO".encode():
+        assert not stream.push(each)
+    assert stream.push(ord("P"))
+    taken.append(stream.take(is_final=True))
+    assert "".join(taken) == decode_bytes([each for each in [token] * 3_000 if each < 256]) + "a你"
+
+
+def test_broken_bytes_are_cut_where_no_character_is():
+    """Any bytes and any cuts: the text is that of all bytes together."""
+    rng = random.Random(3)
+    for _ in range(300):
+        tokens = [rng.choice([0x80, 0xE4, 0xBD, 0xA0, 0xF0, 0x9F, 256]) for _ in range(rng.randint(1, 80))]
+        text, _, _ = read(lambda ids: decode_bytes([each for each in ids if each < 256]), tokens, (), rng)
+        assert text == decode_bytes([each for each in tokens if each < 256])

@@ -2,21 +2,27 @@
 
 import asyncio
 import contextlib
+from dataclasses import asdict, fields, replace
+from itertools import count
 
 import pytest
 
 from dspark.config import SamplingParams
 from dspark.config.errors import ConfigError
 from dspark.engine.assembly import Assembly
-from dspark.engine.async_engine import AsyncEngine, EngineBusyError, EngineDrainingError
+from dspark.engine.async_engine import AsyncEngine, EngineBusyError, EngineDrainingError, EngineStatus
 from dspark.engine.loop_thread import EngineDeadError
 from dspark.engine.request import Emission
+from dspark.engine.status import LoopStatus
 from dspark.serve.replicas.affinity import PrefixAffinity
 from dspark.serve.replicas.fleet import Fleet
 from dspark.serve.replicas.local import LocalReplica
 from dspark.serve.replicas.progress import DisagreementError, SampleProgress
 from dspark.serve.replicas.replica import ReplicaDownError
+from dspark.serve.replicas.summary import summary_of
+from dspark.speculative.health import HealthCounts
 from dspark.speculative.statistics import AcceptanceStatistics
+from dspark.state.prefix_cache import PrefixStatistics
 from support.engines import run_out, tiny_loop
 from support.fake_loop import fake_assembly
 from support.loops import outcome_of
@@ -235,3 +241,142 @@ def test_replicas_that_disagree_are_found_out():
     told.begin_again()
     with pytest.raises(DisagreementError, match="tokens 0 to 1"):
         told.take(emission([1, 9], "a?"))
+
+
+def test_a_sample_that_had_ended_ends_once():
+    """Its neighbour goes on elsewhere, where both are run again."""
+
+    async def test(fleet, replicas):
+        replicas[0].dies_after = 8
+        params = [replace(SAMPLED, max_tokens=2), SAMPLED]
+        found = await read(await fleet.submit([PROMPT], [params]))
+        assert replicas[0].is_dead
+        assert [sum(each.finish_reason is not None for each in found[number]) for number in range(2)] == [1, 1]
+        assert [outcome_of(found[number]) for number in range(2)] == [alone(own) for own in params]
+
+    run(test)
+
+
+class SilentReplica:
+    """Takes every call and never says so."""
+
+    def __init__(self, replica):
+        self.replica, self.num_calls = replica, 0
+
+    async def emissions(self, call):
+        self.num_calls += 1
+        try:
+            await asyncio.Event().wait()
+            yield []
+        finally:
+            self.num_calls -= 1
+
+    async def status(self):
+        return await self.replica.status()
+
+    async def shutdown(self):
+        await self.replica.shutdown()
+
+
+@pytest.mark.parametrize("end", ["shutdown", "drain", "cancel"])
+def test_submissions_that_no_replica_has_taken_end_with_the_fleet(end):
+    """A caller that nobody cancelled must not see a cancellation: it is told that the engine shuts down."""
+
+    async def test():
+        _, replicas = fleet_of()
+        silent = [SilentReplica(replica) for replica in replicas]
+        fleet = Fleet(replicas[0].engine.assembly, silent)
+        await fleet.start()
+        asking = asyncio.create_task(fleet.submit([PROMPT, PROMPT], [[SAMPLED], [SAMPLED]]))
+        await asyncio.sleep(0.01)
+        if end == "cancel":
+            asking.cancel()
+        else:
+            await (fleet.shutdown() if end == "shutdown" else fleet.drain(0.01))
+        with pytest.raises(asyncio.CancelledError if end == "cancel" else EngineDrainingError):
+            await asking
+        assert await fleet.drain(5)
+        await asyncio.sleep(0)
+        assert [each.num_calls for each in silent] == [0, 0]
+        assert fleet.status().num_requests == 0
+        await fleet.shutdown()
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_a_reader_that_leaves_during_a_failover_frees_everything():
+    async def test(fleet, replicas):
+        replicas[0].dies_after = 3
+        stream = await fleet.submit([PROMPT], [[SAMPLED]])
+        with stream:
+            while not replicas[0].is_dead:
+                await anext(stream)
+        assert await fleet.drain(5)
+        assert fleet.status().num_requests == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("answer", [None, "ready", ValueError("what?"), ConfigError("no"), TimeoutError()])
+def test_a_replica_that_answers_nonsense_is_down_and_the_others_are_watched(answer, monkeypatch):
+    async def nonsense():
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def test(fleet, replicas):
+        monkeypatch.setattr(replicas[0], "status", nonsense)
+        status = await fleet.refresh()
+        assert status.state == "degraded"
+        assert "replica 0" in status.reason
+        assert outcome_of((await read(await fleet.submit([PROMPT], [[SAMPLED]])))[0]) == alone(SAMPLED)
+        replicas[1].is_dead = True
+        while (await fleet.refresh()).state != "dead":
+            await asyncio.sleep(0.01)
+        monkeypatch.undo()
+        while (await fleet.refresh()).state != "degraded":
+            await asyncio.sleep(0.01)
+        assert not fleet._watch._poller.done()
+
+    run(test)
+
+
+def test_an_engine_that_drains_passes_its_requests_on():
+    async def test(fleet, replicas):
+        stream = await fleet.submit([PROMPT], [[SAMPLED]])
+        await replicas[0].engine.drain(0.0)
+        await replicas[1].engine.refresh()
+        assert outcome_of((await read(stream))[0]) == alone(SAMPLED)
+        assert (await fleet.refresh()).state == "degraded"
+        assert outcome_of((await read(await fleet.submit([PROMPT], [[SAMPLED]])))[0]) == alone(SAMPLED)
+
+    run(test)
+
+
+def test_the_summary_adds_every_count():
+    """Whatever numbers an engine tells: no field may be forgotten, or taken for a number."""
+
+    def filled(start):
+        numbers = count(start)
+        flat = {item.name: next(numbers) for item in fields(LoopStatus) if item.type is int}
+        nested = {
+            name: kind(**{item.name: next(numbers) for item in fields(kind)})
+            for name, kind in (("prefix", PrefixStatistics), ("draft_health", HealthCounts))
+        }
+        rounds = AcceptanceStatistics(5)
+        rounds.record(5, 2)
+        return LoopStatus(**flat, **nested, speculation="running", acceptance=rounds)
+
+    loops = [filled(1), filled(100)]
+    known = {number: EngineStatus("ready", None, 0, loop) for number, loop in enumerate(loops)}
+    found = asdict(summary_of(known, {}, False, 0).loop)
+    for name, value in asdict(loops[0]).items():
+        other = asdict(loops[1])[name]
+        if name == "speculation":
+            assert found[name] == "running"
+        elif name == "acceptance":
+            assert found[name]["accepted"] == [2, 2, 0, 0, 0]
+        elif isinstance(value, dict):
+            assert found[name] == {key: value[key] + other[key] for key in value}
+        else:
+            assert found[name] == value + other

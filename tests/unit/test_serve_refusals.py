@@ -1,6 +1,7 @@
 """Whatever a client sends, it gets an error in OpenAI's shape that names what is wrong, and the server goes on."""
 
 import asyncio
+import gzip
 import json
 import time
 
@@ -57,6 +58,11 @@ def refusal(path, body, status=400, loop=None, headers=None, **settings):
         (b'{"prompt": "a", "model": "\\ud800"}', "\\ud800"),
         (b'{"prompt": "a", "\\udfff": 1}', "\\udfff"),
         (b'{"prompt": [{"\\ud83d\\ude00": 1}]}', "prompt[0]"),
+        (b'{"prompt": "a", "max_tokens": 1, "max_tokens": 2}', "'max_tokens' twice"),
+        (b'{"prompt": "a", "guided_json": {"x": {"y": 1, "z": 2, "y": 3}}}', "'y' twice"),
+        (b'{"prompt": "a", "temperature": 1' + b"0" * 400 + b"}", "temperature"),
+        (b'{"prompt": "a", "logit_bias": {"1": 1' + b"0" * 400 + b"}}", "logit_bias"),
+        (b'{"prompt": "a", "logit_bias": {"1": 5, "01": -5}}', "'01' is no token id"),
     ],
 )
 def test_a_body_that_is_no_good_json(body, words):
@@ -99,6 +105,7 @@ def test_a_body_that_is_no_good_json(body, words):
         ({"stop": ["a"] * 65}, "stop", "64"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "no token id"),
         ({"logit_bias": {"1": 1e9}}, "logit_bias", "between"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids", "at most 1024"),
         ({"best_of": 3}, "best_of", "best_of is 3 and n is 1"),
         ({"suffix": "x"}, "suffix", "not supported"),
         ({"sampler": "greedy"}, "sampler", "keyed, ratio"),
@@ -184,6 +191,23 @@ def test_an_unknown_model_is_not_found(path):
     error = refusal(path, {**content, "model": "strew"}, 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")
     assert "did you mean 'straw'" in error["message"]
+
+
+def test_more_prompts_than_fit_are_refused_unread():
+    """A body may hold a million of them; not one is encoded."""
+
+    async def work(client):
+        client.engine.tokenizer.encode = None
+        return await client.post(COMPLETIONS, json={"prompt": ["a"] * 50_000, "n": 2})
+
+    response = with_client(work, max_waiting=4)
+    assert response.status_code == 400
+    assert "100000 samples were asked for at once and this server holds 8" in response.text
+
+
+def test_an_encoded_body_is_refused():
+    error = refusal(COMPLETIONS, gzip.compress(b'{"prompt": "a"}'), 415, headers={"Content-Encoding": "gzip"})
+    assert "encoded as 'gzip': send it as it is" in error["message"]
 
 
 def test_another_content_type_is_refused():
@@ -304,7 +328,8 @@ def test_no_prompt_is_logged(caplog):
 
 
 ODD_VALUES = [
-    None, True, False, 0, -1, 1, 2**63, 10**40, 0.5, -0.0, 1e308, "", "x", "\ufdd0", [], [None], [[]], [{}], ["x"], [1],
+    None, True, False, 0, -1, 1, 2**63, 10**40, 10**400, 0.5, -0.0, 1e308, "", "x", "\ufdd0",
+    [], [None], [[]], [{}], ["x"], [1],
     {}, {"type": "x"}, {"x": {"x": []}}, [[1, "x"]], [{"role": "user", "content": None}], {"json": {"type": "x"}},
 ]  # fmt: skip
 

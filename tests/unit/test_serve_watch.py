@@ -1,11 +1,12 @@
 """What a server says of itself, who may ask it, and what each answer carries."""
 
+import asyncio
 import re
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.fake_loop import FakeLoop
+from support.fake_loop import FakeLoop, sleeping
 from support.servers import straw_client, with_client
 
 COMPLETIONS = "/v1/completions"
@@ -184,3 +185,34 @@ def test_two_apps_have_metrics_of_their_own():
     mine, other = with_client(work)
     assert ("dspark:time_to_first_token_seconds_count", "straw") not in mine
     assert other[("dspark:time_to_first_token_seconds_count", "straw")] == 1
+
+
+def test_methods_of_clients_are_no_labels():
+    async def work(client):
+        for number in range(3):
+            await client.request(f"SECRET{number}", "/health")
+        return await client.get("/metrics")
+
+    response = with_client(work)
+    assert "SECRET" not in response.text
+    assert samples_of(response)[("dspark:http_requests_total", "/health", "405", "other", "straw")] == 3
+
+
+def test_health_answers_probes_that_want_no_body():
+    assert with_client(lambda client: client.head("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_samples_that_the_end_of_the_server_cut_are_counted_as_such(stream):
+    async def work(client):
+        body = {"prompt": "a", "stream": stream, "n": 2}
+        asking = asyncio.create_task(client.post("/v1/completions", json=body))
+        while not client.engine.status().num_requests:
+            await asyncio.sleep(0.005)
+        await client.engine.drain(0.0)
+        await asking
+        return await client.get("/metrics")
+
+    found = samples_of(with_client(work, FakeLoop(before_step=sleeping(0.05))))
+    assert found[("dspark:request_aborted_total", "shutdown", "straw")] == 2
+    assert ("dspark:request_aborted_total", "disconnect", "straw") not in found

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -104,6 +105,7 @@ class AsyncEngine:
         self._thread = LoopThread(assembly.loop, self._on_step, self._on_death)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[RequestId, SampleStream] = {}
+        self._leaving: set[RequestId] = set()  # aborted, and the engine's thread may not know it yet
         self._ids = count(1)
         self._is_draining = False
         self._speculates = assembly.speculation_status == RUNNING
@@ -113,6 +115,8 @@ class AsyncEngine:
 
     async def start(self) -> None:
         """Start the engine's thread; the event loop that runs now is the one that it serves."""
+        if self._event_loop is None and self._is_draining:
+            return  # shut down before it ever ran
         if self._event_loop is None:
             self._event_loop = asyncio.get_running_loop()
             self._thread.start()
@@ -141,7 +145,7 @@ class AsyncEngine:
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None, priority: int = 0
-    ) -> AsyncIterator[Emission]:
+    ) -> AsyncGenerator[Emission, None]:
         """Continue one prompt, an emission a round. Leaving the iterator aborts the request.
 
         Raises:
@@ -149,12 +153,13 @@ class AsyncEngine:
             EngineBusyError, EngineDrainingError, EngineDeadError: it can not run now, or not here.
         """
         samples = self.generate_samples(prompt, [params or SamplingParams()], request_id=request_id, priority=priority)
-        async for _, emission in samples:
-            yield emission
+        async with contextlib.aclosing(samples):
+            async for _, emission in samples:
+                yield emission
 
     async def generate_samples(
         self, prompt: Prompt, params: Sequence[SamplingParams], *, request_id: str | None = None, priority: int = 0
-    ) -> AsyncIterator[tuple[int, Emission]]:
+    ) -> AsyncGenerator[tuple[int, Emission], None]:
         """Continue one prompt in several ways; (index of the parameters, emission). Errors as for `generate`."""
         stream = await self.submit([prompt], [params], request_id=request_id, priority=priority)
         with stream:
@@ -185,10 +190,13 @@ class AsyncEngine:
         prompt_ids = [await self._token_ids(prompt) for prompt in prompts]
         self._require_open(sum(map(len, params)))
         await self._compile_forms(params)
-        self._require_open(sum(map(len, params)))
         name = request_id if request_id is not None else f"request-{next(self._ids)}"
         total = sum(map(len, params))
         request_ids: list[RequestId] = [name if place == 0 else f"{name}.{place}" for place in range(total)]
+        if self._leaving.intersection(request_ids):
+            # What the last holder of the id emitted before its abort must not reach this one.
+            await self._post(_do_nothing)
+        self._require_open(total)
         taken = [own for own in request_ids if own in self._streams]
         if taken:
             raise DSparkError(f"the request id {taken[0]!r} is running already: choose another")
@@ -208,9 +216,8 @@ class AsyncEngine:
         stream = self._streams.get(request_id)
         if stream is None:
             return False
-        self._forget([request_id])
         stream.end_sample(request_id)
-        await self._post(lambda loop: loop.abort(request_id))
+        await asyncio.wrap_future(self._begin_abort([request_id]))
         return True
 
     async def drain(self, timeout_s: float | None = None) -> bool:
@@ -247,9 +254,11 @@ class AsyncEngine:
 
     async def refresh(self, timeout_s: float = 0.5) -> EngineStatus:
         """The same with numbers taken between two steps; the last known ones where a step takes longer."""
+        await self.start()
+        if self._event_loop is None:
+            return self.status()
         with contextlib.suppress(TimeoutError, EngineDeadError):
             async with asyncio.timeout(timeout_s):
-                await self.start()
                 await asyncio.wrap_future(self._thread.refresh())
         return self.status()
 
@@ -321,9 +330,19 @@ class AsyncEngine:
 
     def _discard(self, request_ids: Sequence[RequestId]) -> None:
         """A reader has left: abort its requests without waiting for it."""
+        self._begin_abort(request_ids).add_done_callback(_log_failure)
+
+    def _begin_abort(self, request_ids: Sequence[RequestId]) -> Future[Any]:
+        """Ask the engine's thread to abort requests; until it has, nobody else may take their ids."""
         self._forget(request_ids)
+        self._leaving.update(request_ids)
         aborted = self._thread.post(lambda loop: [loop.abort(request_id) for request_id in request_ids])
-        aborted.add_done_callback(_log_failure)
+        aborted.add_done_callback(partial(self._end_abort, request_ids))
+        return aborted
+
+    def _end_abort(self, request_ids: Sequence[RequestId], aborted: Future[Any]) -> None:
+        """In either thread: the event loop learns it after the last emission of those requests."""
+        self._call_soon(self._leaving.difference_update, request_ids)
 
     def _end_all(self, error: Exception) -> None:
         """End every stream with an error."""
@@ -377,6 +396,10 @@ def _adding(
             raise
 
     return add
+
+
+def _do_nothing(loop: StepLoop) -> None:
+    """A command whose answer comes after all emissions of the steps before it."""
 
 
 def _log_failure(aborted: Future[Any]) -> None:

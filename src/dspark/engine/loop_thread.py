@@ -115,7 +115,7 @@ class LoopThread:
             if self._ended is None:
                 self._commands.put((command, future))
             else:
-                future.set_exception(self._ended)
+                future.set_exception(EngineDeadError(str(self._ended)))  # one for each, or their tracebacks add up
         return future
 
     def refresh(self) -> Future[Any]:
@@ -180,7 +180,7 @@ class LoopThread:
             while not self._commands.empty():
                 item = self._commands.get()
                 if item is not None and item[1].set_running_or_notify_cancel():
-                    item[1].set_exception(reason)
+                    item[1].set_exception(EngineDeadError(str(reason)))
 
 
 def _answer(loop: StepLoop, command: Command, future: Future[Any]) -> None:

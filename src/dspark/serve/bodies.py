@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar, get_args
@@ -58,6 +59,9 @@ def parse_body(model: type[Model], body: bytes) -> Model:
 
 def _require_json(request: Request) -> None:
     given = request.headers.get("content-type", "application/json")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise ApiError(415, f"the body is encoded as {coding!r:.80}: send it as it is", code="unsupported_media_type")
     kind = given.split(";", 1)[0].strip().lower()
     if kind not in _JSON_TYPES and not kind.endswith("+json"):
         raise ApiError(
@@ -73,7 +77,7 @@ def _parse_json(body: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise bad_request(f"the body is not valid UTF-8 at byte {error.start}", code="invalid_utf8") from None
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_as_object)
     except json.JSONDecodeError as error:
         raise bad_request(
             f"the body is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}", code="invalid_json"
@@ -86,6 +90,15 @@ def _parse_json(body: bytes) -> Any:
     if _SURROGATE.search(text):
         _require_characters(value)
     return value
+
+
+def _as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON's object; of a key that comes twice one value would be ignored."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise bad_request(f"the body holds the key {twice!r:.80} twice in one object", code="invalid_json")
+    return found
 
 
 def _refuse_constant(word: str) -> NoReturn:

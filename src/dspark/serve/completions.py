@@ -46,6 +46,7 @@ class CompletionAnswer:
 
     async def begin(self, request: Request, params: list[Any]) -> Generation:
         """Hand it to the engine."""
+        self._service.require_room(len(self._prompts) * self._body.num_samples)
         prompts = [await self._ids(prompt) for prompt in self._prompts]
         is_scoring = self._body.max_tokens == 0
         return await begin(request, prompts, params, priority=self._body.priority, is_scoring=is_scoring)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from dspark.config.sampling import SamplingParams
+from dspark.engine.async_engine import EngineDrainingError
 from dspark.engine.loop_thread import EngineDeadError
 from dspark.engine.request import Emission
 from dspark.engine.sample_stream import SampleStream
@@ -50,11 +51,8 @@ class Generation:
                 choice.take(emission)
                 self._measure(choice, emission)
                 yield choice, emission
-        except TimeoutError:
-            self.close("timeout")
-            raise
-        except EngineDeadError:
-            self.close("engine_dead")
+        except Exception as error:
+            self.close(_reason_of(error))
             raise
 
     async def finish(self) -> None:
@@ -97,6 +95,18 @@ class Generation:
             metrics.tokens(len(emission.token_ids), None if before is None else now - before)
         if choice.finish_reason is not None:
             metrics.finished(choice.finish_reason, len(choice.token_ids), now - self.arrived_at)
+
+
+def _reason_of(error: Exception) -> str:
+    """Why samples were cut, as the metrics call it."""
+    match error:
+        case TimeoutError():
+            return "timeout"
+        case EngineDrainingError():
+            return "shutdown"
+        case EngineDeadError():
+            return "engine_dead"
+    return "error"
 
 
 async def begin(

@@ -14,7 +14,7 @@ from dspark.version import __version__
 router = APIRouter()
 
 
-@router.get("/health")
+@router.api_route("/health", methods=["GET", "HEAD"])
 async def health(request: Request) -> JSONResponse:
     """200 while answers are right, also degraded ones with the reason; 503 while no request is taken."""
     status = service_of(request).engine.status()

@@ -16,6 +16,8 @@ _LOG = logging.getLogger("dspark.serve")
 
 # What probes and the page ask every second or so would drown the rest of the log.
 _POLLED = frozenset({"/health", "/metrics", "/debug/engine", "/debug/speculation"})
+# A client may send any word as a method, and each would be a metric of its own.
+_METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -54,10 +56,11 @@ class RequestContext:
             await self._app(scope, receive, answer)
         finally:
             path = _route_of(scope)
-            self._service.metrics.answered(scope["method"], path, status)
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._service.metrics.answered(method, path, status)
             milliseconds = (time.monotonic() - arrived_at) * 1000
             level = logging.DEBUG if path in _POLLED else logging.INFO
-            _LOG.log(level, "%s %s %d %.1f ms %s", scope["method"], path, status, milliseconds, request_id)
+            _LOG.log(level, "%s %s %d %.1f ms %s", method, path, status, milliseconds, request_id)
 
 
 def _route_of(scope: Scope) -> str:

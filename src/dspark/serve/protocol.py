@@ -19,10 +19,12 @@ from pydantic import (
 )
 
 TokenId = Annotated[StrictInt, Field(ge=0)]
-Number = Annotated[StrictFloat | StrictInt, Field(allow_inf_nan=False)]
+# What JSON calls a number may have any size; no field needs an integer that a float cannot hold.
+Number = Annotated[StrictFloat, Field(allow_inf_nan=False)] | Annotated[StrictInt, Field(ge=-(2**53), le=2**53)]
 Json = dict[str, Any]
 MAX_SAMPLES = 128
 MAX_STOPS = 64
+MAX_STOP_IDS = 1024
 
 
 class Strict(BaseModel):
@@ -105,7 +107,7 @@ class GenerationRequest(Strict):
     min_p: Number | None = None
     repetition_penalty: Number | None = None
     ignore_eos: StrictBool = False
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
     sampler: StrictStr | None = None
     priority: Annotated[StrictInt, Field(ge=-1000, le=1000)] = 0
     structured_outputs: StructuredOutputs | None = None

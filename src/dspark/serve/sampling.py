@@ -111,7 +111,7 @@ def _logit_bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
     """Token ids are JSON strings here, since JSON has no other keys."""
     if not bias:
         return None
-    wrong = [key for key in bias if not (key.isascii() and key.isdecimal() and len(key) < 10)]
+    wrong = [key for key in bias if not (key.isascii() and key.isdecimal() and len(key) < 10 and str(int(key)) == key)]
     if wrong:
         raise bad_request(
             f"logit_bias must map token ids to numbers, and {wrong[0]!r:.40} is no token id", "logit_bias"

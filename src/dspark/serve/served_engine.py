@@ -23,6 +23,11 @@ class ServedEngine(Protocol):
         ...
 
     @property
+    def capacity(self) -> int | None:
+        """Requests that may be here at once; None without a limit."""
+        ...
+
+    @property
     def max_len(self) -> int:
         """Tokens that one request can ever hold."""
         ...

@@ -48,6 +48,14 @@ class Service:
             code="model_not_found",
         )
 
+    def require_room(self, num_requests: int) -> None:
+        """Refuse more samples at once than could ever be here, before any of their prompts is looked at."""
+        room = self.engine.capacity
+        if room is not None and num_requests > room:
+            raise bad_request(
+                f"{num_requests} samples were asked for at once and this server holds {room}: ask for fewer at a time"
+            )
+
     def require_chat(self) -> ChatEncoding:
         """The chat format. Raises ApiError where the model has none."""
         if self.chat is None:

@@ -13,6 +13,7 @@ from dspark.engine.assembly import Outline
 from dspark.engine.async_engine import EngineBusyError, EngineDrainingError, EngineStatus
 from dspark.engine.loop_thread import EngineDeadError
 from dspark.engine.prompts import Prompt, prompt_token_ids
+from dspark.engine.request import Emission
 from dspark.engine.sample_stream import SampleStream
 from dspark.sampling import uses_ratio_test
 from dspark.scheduler.plan import RequestId
@@ -46,6 +47,13 @@ class FollowedCall:
     stream: SampleStream
     progress: list[SampleProgress]
     accepted: "asyncio.Future[None]"
+
+    def hand_on(self, part: Sequence[tuple[int, Emission]]) -> None:
+        """Give the reader what it has not been told yet."""
+        for index, emission in part:
+            fresh = self.progress[index].take(emission)
+            if fresh is not None:
+                self.stream.push(replace(fresh, request_id=self.request_ids[index]), time.monotonic())
 
     def require_repeatable(self, error: ReplicaDownError) -> None:
         """Refuse to go on where another run would not give the same tokens."""
@@ -84,6 +92,13 @@ class Fleet:
         self._is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def capacity(self) -> int | None:
+        """Requests that may be here at once while all replicas are up; None without a limit."""
+        if self.max_waiting is None:
+            return None
+        return len(self._replicas) * (self.assembly.config.max_num_seqs + self.max_waiting)
 
     @property
     def max_len(self) -> int:
@@ -175,11 +190,7 @@ class Fleet:
                 async for part in parts:
                     if not followed.accepted.done():
                         followed.accepted.set_result(None)
-                    for index, emission in part:
-                        fresh = followed.progress[index].take(emission)
-                        if fresh is not None:
-                            named = replace(fresh, request_id=followed.request_ids[index])
-                            followed.stream.push(named, time.monotonic())
+                    followed.hand_on(part)
         except ReplicaDownError as error:
             self._watch.mark_down(number, str(error))
             raise
@@ -232,6 +243,8 @@ class Fleet:
 
     def _end_all(self, error: Exception) -> None:
         for followed in list(self._followed.values()):
+            if not followed.accepted.done():
+                followed.accepted.set_exception(error)  # or its caller would see that it was cancelled
             followed.stream.fail(error)
             followed.stream.close()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 
-from dspark.engine.async_engine import AsyncEngine, EngineStatus
+from dspark.engine.async_engine import AsyncEngine, EngineDrainingError, EngineStatus
 from dspark.engine.loop_thread import EngineDeadError
 from dspark.engine.request import Emission
 from dspark.serve.replicas.replica import ReplicaCall, ReplicaDownError
@@ -28,7 +28,7 @@ class LocalReplica:
                 yield []
                 async for index, emission in stream:
                     yield [(index, emission)]
-        except EngineDeadError as error:
+        except (EngineDeadError, EngineDrainingError) as error:
             raise ReplicaDownError(str(error)) from error
 
     async def status(self) -> EngineStatus:

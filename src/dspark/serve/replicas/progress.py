@@ -19,18 +19,21 @@ class SampleProgress:
 
     Attributes:
         token_ids, num_chars: told so far, by all runs together.
-        is_finished: the last emission has been told.
+        is_finished: this run has come to its end.
+        is_told: so has some run, and the reader knows.
     """
 
     token_ids: list[int] = field(default_factory=list)
     num_chars: int = 0
     is_finished: bool = False
+    is_told: bool = False
     _seen_tokens: int = 0
     _seen_chars: int = 0
 
     def begin_again(self) -> None:
         """The request runs once more, from its first token."""
         self._seen_tokens = self._seen_chars = 0
+        self.is_finished = False
 
     def take(self, emission: Emission) -> Emission | None:
         """The part of an emission that is not told yet; None where there is nothing.
@@ -50,6 +53,9 @@ class SampleProgress:
         self.token_ids += fresh.token_ids
         self.num_chars += len(fresh.text)
         self.is_finished = emission.finish_reason is not None
+        if self.is_told:
+            return None
+        self.is_told = self.is_finished
         return fresh if fresh.token_ids or fresh.text or self.is_finished else None
 
     def _without(self, emission: Emission, skipped: int, hidden: int) -> Emission:

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 from dspark.engine.async_engine import EngineState, EngineStatus
 from dspark.engine.speculation import RUNNING
 from dspark.engine.status import LoopStatus
+from dspark.speculative.health import HealthCounts
 from dspark.speculative.statistics import AcceptanceStatistics
 from dspark.state.prefix_cache import PrefixStatistics
+
+Counts = TypeVar("Counts", PrefixStatistics, HealthCounts)
 
 
 def summary_of(
@@ -45,16 +48,21 @@ def _state(
 
 def _sum_of(loops: Sequence[LoopStatus]) -> LoopStatus:
     """Counts are added; speculation is what the first replica that does not draft says."""
-    names = [item.name for item in fields(LoopStatus) if item.name not in ("prefix", "speculation", "acceptance")]
+    names = [item.name for item in fields(LoopStatus) if item.type is int]
     sums: dict[str, Any] = {name: sum(getattr(loop, name) for loop in loops) for name in names}
     acceptance = AcceptanceStatistics(max((loop.acceptance.block_size for loop in loops), default=0))
     for loop in loops:
         acceptance.merge(loop.acceptance)
     inactive = [loop.speculation for loop in loops if loop.speculation != RUNNING]
-    prefix = {item.name: sum(getattr(loop.prefix, item.name) for loop in loops) for item in fields(PrefixStatistics)}
     return LoopStatus(
         **sums,
-        prefix=PrefixStatistics(**prefix),
+        prefix=_added(PrefixStatistics, [loop.prefix for loop in loops]),
         speculation=inactive[0] if inactive else RUNNING,
         acceptance=acceptance,
+        draft_health=_added(HealthCounts, [loop.draft_health for loop in loops]),
     )
+
+
+def _added(kind: type[Counts], counts: Sequence[Counts]) -> Counts:
+    """Counts of the same things, field by field."""
+    return kind(**{item.name: sum(getattr(one, item.name) for one in counts) for item in fields(kind)})

@@ -70,15 +70,22 @@ class ReplicaWatch:
     async def _ask(self, number: int, timeout_s: float | None) -> None:
         try:
             async with asyncio.timeout(timeout_s):
-                status = await self._replicas[number].status()
+                status: object = await self._replicas[number].status()
         except TimeoutError:
-            self.mark_down(number, f"it has not answered for {timeout_s:g} s")
+            self.mark_down(number, "it does not answer" if timeout_s is None else f"no answer for {timeout_s:g} s")
             return
         except ReplicaDownError as error:
             self.mark_down(number, str(error))
             return
+        except Exception as error:
+            # Whatever one replica answers, the others must go on being watched.
+            self.mark_down(number, f"its status cannot be had: {type(error).__name__}: {error}")
+            return
+        if not isinstance(status, EngineStatus):
+            self.mark_down(number, f"it answers with {type(status).__name__} in place of a status")
+            return
         self.known[number] = status
-        if status.state == "dead":
-            self.mark_down(number, status.reason or "its engine is dead")
+        if status.state in ("dead", "draining"):
+            self.mark_down(number, status.reason or f"its engine is {status.state}")
         elif self.down.pop(number, None) is not None:
             _LOG.warning("replica %d is up again", number)
