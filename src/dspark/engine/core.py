@@ -9,6 +9,7 @@ from dspark.config.errors import ConfigError, DSparkError
 from dspark.config.sampling import SamplingParams
 from dspark.engine.finish import take_tokens
 from dspark.engine.grammar import GrammarCompiler
+from dspark.engine.graph_proposer import GraphProposer
 from dspark.engine.graphs import GraphPlan
 from dspark.engine.intake import check_request
 from dspark.engine.observer import RoundObserver, record_round
@@ -77,8 +78,9 @@ class Engine:
         width = self.speculation.num_speculative_tokens
         if width == 0:
             return NoProposer()
-        self._draft = DraftRunner(self.model, self.state, width, self._graphs)
-        return DSparkProposer(self._draft, width, self.num_valid_tokens)
+        self._draft = DraftRunner(self.model, self.state, width, self._graphs, self.num_valid_tokens)
+        proposer = DSparkProposer(self._draft, width, self.num_valid_tokens)
+        return GraphProposer(proposer, self._draft.graphs, self._draft.states) if self._draft.graphs else proposer
 
     def add(
         self, request_id: RequestId, prompt_ids: Sequence[int], params: SamplingParams, max_model_len: int

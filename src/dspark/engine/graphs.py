@@ -7,6 +7,7 @@ capture compiles the kernels and computes the same rows, which a launch then wri
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from dspark.config import Config, CUDAGraphMode
 from dspark.models.build import Model
 from dspark.models.decoder import PassTokens, TargetOutput
 from dspark.models.dspark_draft import DsparkDraft
+from dspark.sampling.noise import gumbel_noise, seeds_tensor
 from dspark.state.model_state import ModelState
 from dspark.state.row_views import BlockRowView, RowPlaces, RowView, ring_places
 from dspark.state.spans import Span
@@ -167,22 +169,32 @@ class TargetGraphs:
 
 
 class DraftGraphs:
-    """Captured draft passes: the context rows of committed tokens, and blocks."""
+    """Captured draft passes: the context rows of committed tokens, blocks, and blocks that draw their own tokens.
 
-    def __init__(self, model: Model, state: ModelState, plan: GraphPlan, block_size: int) -> None:
+    Args:
+        num_valid_tokens: real vocabulary size.
+    """
+
+    def __init__(
+        self, model: Model, state: ModelState, plan: GraphPlan, block_size: int, num_valid_tokens: int
+    ) -> None:
         assert model.draft is not None
         self.draft: DsparkDraft = model.draft
         self.target = model.target
         self.state = state
         self.plan = plan
         self.block_size = block_size
+        self.num_valid_tokens = num_valid_tokens
         most = plan.row_counts[-1]
+        self._seeds = torch.zeros(most, dtype=torch.int64, device=state.device)
+        self._temperatures = torch.zeros(most, 1, device=state.device)
         self._committed = StaticRows(most, 2, state.device)
         self._blocks = StaticRows(most, 3, state.device)
         width = len(model.draft.plan.target_layer_ids) * model.plan.hidden_size
         self._hidden = torch.zeros(most, width, dtype=model.target.dtype, device=state.device)
         self._absorbs: GraphCache[None] = GraphCache(plan.is_captured)
         self._drafts: GraphCache[tuple[Tensor, Tensor]] = GraphCache(plan.is_captured)
+        self._drawn: GraphCache[tuple[Tensor, Tensor]] = GraphCache(plan.is_captured)
 
     def absorb(self, num_rows: int, spans: Sequence[Span], target_hidden: Tensor) -> None:
         """Keep the draft's window rows of committed tokens; `num_rows` is that of a graph."""
@@ -205,6 +217,44 @@ class DraftGraphs:
         self._blocks.fill(num_blocks, columns, [0, 0, -1])
         logits, hidden = self._drafts.launch((num_blocks,), lambda: self._draft(num_blocks))
         return logits[: len(spans)], hidden[: len(spans)]
+
+    def drawn_blocks(
+        self,
+        num_blocks: int,
+        spans: Sequence[Span],
+        anchors: Sequence[int],
+        seeds: Sequence[int],
+        temperatures: Sequence[float],
+    ) -> tuple[Tensor, Tensor]:
+        """Draft tokens [R, G] and confidence logits [R, G] of blocks drawn greedily or by a temperature alone."""
+        columns = [anchors, [span.start for span in spans], [span.request.slot for span in spans]]
+        self._blocks.fill(num_blocks, columns, [0, 0, -1])
+        is_sampled = any(temperature > 0 for temperature in temperatures)
+        if is_sampled:
+            count = len(temperatures)
+            self._seeds[:count] = seeds_tensor(seeds, self.state.device)
+            self._temperatures[:count, 0] = torch.tensor(temperatures, dtype=torch.float64).to(self._temperatures)
+        body = partial(self._draw, num_blocks, is_sampled)
+        token_ids, confidence = self._drawn.launch((num_blocks, int(is_sampled)), body)
+        return token_ids[: len(spans)].clone(), confidence[: len(spans)].clone()
+
+    def _draw(self, num_blocks: int, is_sampled: bool) -> tuple[Tensor, Tensor]:
+        """The loop of `DSparkProposer` over static inputs; a temperature of 0 takes the argmax."""
+        logits, hidden = self._draft(num_blocks)
+        previous, starts, _ = self._blocks.view(num_blocks)
+        temperatures = self._temperatures[:num_blocks]
+        is_warm = temperatures[:, 0] > 0
+        tokens, confidences = [], []
+        for k in range(self.block_size):
+            confidences.append(self.draft.confidence_logits(hidden[:, k], previous))
+            corrected = (logits[:, k].float() + self.draft.markov_bias(previous).float())[:, : self.num_valid_tokens]
+            previous = corrected.argmax(-1)
+            if is_sampled:
+                scaled = (corrected - corrected.amax(-1, keepdim=True)) / temperatures
+                noise = gumbel_noise(self._seeds[:num_blocks], starts + 1 + k, self.num_valid_tokens)
+                previous = torch.where(is_warm, (scaled + noise).argmax(-1), previous)
+            tokens.append(previous)
+        return torch.stack(tokens, dim=1), torch.stack(confidences, dim=1)
 
     def _draft(self, num_blocks: int) -> tuple[Tensor, Tensor]:
         anchors, starts, slots = self._blocks.view(num_blocks)

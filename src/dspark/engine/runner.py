@@ -93,12 +93,24 @@ class TargetRunner:
 
 
 class DraftRunner:
-    """Draft passes: the `DraftModel` of the speculative layer, over the same state."""
+    """Draft passes: the `DraftModel` of the speculative layer, over the same state.
 
-    def __init__(self, model: Model, state: ModelState, block_size: int, graphs: GraphPlan | None = None) -> None:
+    Attributes:
+        graphs: the captured passes, where there are any.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        state: ModelState,
+        block_size: int,
+        plan: GraphPlan | None = None,
+        num_valid_tokens: int | None = None,
+    ) -> None:
         if model.draft is None:
             raise ConfigError("this checkpoint has no draft stages: run it with speculation off")
-        self._graphs = DraftGraphs(model, state, graphs, block_size) if graphs else None
+        vocab_size = num_valid_tokens or model.plan.vocab_size
+        self.graphs = DraftGraphs(model, state, plan, block_size, vocab_size) if plan else None
         self.draft: DsparkDraft = model.draft
         self.target = model.target
         self.state = state
@@ -122,9 +134,9 @@ class DraftRunner:
             parts.append(target_hidden[offset + num_rows - kept : offset + num_rows])
             offset += num_rows
         kept_hidden = torch.cat(parts)
-        graph_rows = self._graphs.plan.rows_for(len(kept_hidden)) if self._graphs else None
-        if self._graphs is not None and graph_rows is not None:
-            self._graphs.absorb(graph_rows, spans, kept_hidden)
+        graph_rows = self.graphs.plan.rows_for(len(kept_hidden)) if self.graphs else None
+        if self.graphs is not None and graph_rows is not None:
+            self.graphs.absorb(graph_rows, spans, kept_hidden)
             return
         positions = torch.tensor([p for span in spans for p in range(span.start, span.stop)], device=self.state.device)
         keep_context(self.state, spans, self.draft.context_rows(kept_hidden, positions))
@@ -133,9 +145,9 @@ class DraftRunner:
     def draft_block(self, requests: Sequence[ProposalRequest]) -> DraftBlock:
         """See `DraftModel.draft_block`."""
         spans = [next_span(self.states[request.request_id], self.block_size) for request in requests]
-        num_blocks = self._graphs.plan.rows_for(len(requests)) if self._graphs else None
-        if self._graphs is not None and num_blocks is not None:
-            return DraftBlock(*self._graphs.blocks(num_blocks, spans, [request.anchor_id for request in requests]))
+        num_blocks = self.graphs.plan.rows_for(len(requests)) if self.graphs else None
+        if self.graphs is not None and num_blocks is not None:
+            return DraftBlock(*self.graphs.blocks(num_blocks, spans, [request.anchor_id for request in requests]))
         anchors = torch.tensor([request.anchor_id for request in requests], device=self.state.device)
         view = DraftView(self.state, spans)
         out = self.draft(self.draft.block_tokens(anchors, self.block_size), view, self.target)
