@@ -26,7 +26,7 @@ from dspark.config.errors import DSparkError
 # A pool in which requests take each other's pages, and limits that the load goes beyond.
 MAX_BODY_BYTES = 256 * 1024
 SERVER_ARGS = (
-    f"--max-num-seqs 16 --max-model-len 512 --max-num-pages 24 --max-waiting 40 --max-body-bytes {MAX_BODY_BYTES} "
+    f"--max-num-seqs 16 --max-model-len 512 --max-num-pages 18 --max-waiting 40 --max-body-bytes {MAX_BODY_BYTES} "
     "--log-level warning"
 )
 
