@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dspark.config import DraftHealthConfig
 from dspark.config.sampling import SamplingParams
 from dspark.engine.core import Engine, Speculation
 from dspark.engine.graphs import GraphPlan
@@ -123,12 +124,14 @@ class Drive:
         self.next_id = 0
 
     def _speculation(self, drafts: str) -> Speculation:
+        # Drafting stops and starts again within a schedule, or never does.
+        health = self.rng.choice([None, DraftHealthConfig(2.0, 2.0, window=3, probe_after=4, probe_rounds=2)])
         if drafts == "own":
-            return Speculation(BLOCK)
+            return Speculation(BLOCK, health=health)
         if drafts == "none":
             return Speculation()
         given = ContinuationProposer(self.truth, BLOCK, NUM_VALID, num_right=lambda *_: self.rng.randint(0, BLOCK))
-        return Speculation(BLOCK, proposer=given)
+        return Speculation(BLOCK, proposer=given, health=health)
 
     def run(self) -> None:
         """Step until every request has ended."""
