@@ -15,7 +15,13 @@ from dspark.bench.serve import SCHEMA, ServeSettings, Target, num_expected, run_
 from dspark.bench.serve_client import CHAT, COMPLETIONS, _Answer
 from dspark.bench.serve_plot import plot_serve
 from dspark.bench.serve_process import ServerProcess
-from dspark.bench.serve_requests import LengthRange, RequestSettings, read_prompt_file, text_requests
+from dspark.bench.serve_requests import (
+    LengthRange,
+    RequestSettings,
+    mixed_domains,
+    read_prompt_file,
+    text_requests,
+)
 from dspark.bench.serve_stream import MalformedStreamError, read_events
 from dspark.bench.serve_table import serve_lines, serve_tables
 from dspark.cli import app as app_module
@@ -229,6 +235,13 @@ def test_dialogues_go_to_chat_and_texts_to_completions():
     assert chat[0].body["messages"] == [{"role": "user", "content": "hi"}]
     with pytest.raises(DSparkError, match="dialogue"):
         text_requests(load_prompts(["chat"]), 1, RequestSettings(4, endpoint="completions"))
+
+
+def test_few_requests_are_of_all_domains():
+    mixed = mixed_domains(load_prompts())
+    assert [prompt.name for prompt in mixed[:6]] == ["code-1", "docs-1", "math-1", "prose-1", "chat-1", "code-2"]
+    assert sorted(prompt.name for prompt in mixed) == sorted(prompt.name for prompt in load_prompts())
+    assert mixed_domains(texts("a", "b")) == texts("a", "b")
 
 
 def test_a_prompt_file_is_read_line_by_line():

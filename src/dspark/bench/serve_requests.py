@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle, islice, zip_longest
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,13 @@ def _checked(prompt: BenchPrompt) -> BenchPrompt:
     if any(not isinstance(message, dict) or "role" not in message for message in prompt.messages):
         raise TypeError("a message is not an object with a role")
     return prompt
+
+
+def mixed_domains(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:
+    """The first prompt of each domain, then the second of each ..., so that few requests already are of all kinds."""
+    domains = {prompt.domain: [other for other in prompts if other.domain == prompt.domain] for prompt in prompts}
+    rounds = zip_longest(*domains.values())
+    return [prompt for round_of_domains in rounds for prompt in round_of_domains if prompt is not None]
 
 
 def text_requests(prompts: Sequence[BenchPrompt], count: int, settings: RequestSettings) -> list[LoadRequest]:

@@ -16,7 +16,7 @@ from dspark.bench.serve import ServeReport, ServeSettings, Target, num_expected,
 from dspark.bench.serve_client import require_httpx
 from dspark.bench.serve_plot import plot_serve
 from dspark.bench.serve_process import ServerProcess
-from dspark.bench.serve_requests import LengthRange, RequestSettings, read_prompt_file
+from dspark.bench.serve_requests import LengthRange, RequestSettings, mixed_domains, read_prompt_file
 from dspark.bench.serve_table import serve_lines, serve_tables
 from dspark.cli import exit_codes, options
 from dspark.cli.bench_inputs import check_plot
@@ -142,7 +142,7 @@ def _argument_lists(server_args: Sequence[str], compare: str | None) -> list[str
 
 def _prompts(domain: Sequence[str] | None, file: Path | None) -> list[BenchPrompt]:
     if file is None:
-        return load_prompts(domain or DOMAINS)
+        return mixed_domains(load_prompts(domain or DOMAINS))
     if domain:
         raise DSparkError("--domain chooses among the package's prompts: leave it out with --prompt-file")
     return read_prompt_file(read_text(file), file.name)
