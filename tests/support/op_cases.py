@@ -15,7 +15,7 @@ from torch import Tensor
 from dspark.ops.elementwise import sigmoid, silu, softplus
 from dspark.ops.engram import hash_ngrams
 from dspark.ops.hyper import StreamMix, head_mix
-from dspark.ops.index import IndexKeys, candidate_rows, pick_rows
+from dspark.ops.index import IndexKeys, candidate_rows
 from dspark.ops.opset import OpSet
 from dspark.ops.rope import rope_frequencies, rotations
 from dspark.ops.route import Route
@@ -225,8 +225,15 @@ def selection_cases() -> list[OpCase]:
         OpCase(
             "pick_rows",
             lambda g, T: (coarse(g, T, 37), torch.randint(0, 38, (T,), generator=g)),
-            lambda ops, scores, visible: (pick_rows(scores, seen(visible, 37), 6),),
+            lambda ops, scores, visible: (ops.pick_rows(scores, seen(visible, 37), 6),),
             lambda scores, visible: (naive.pick_rows(scores, visible, 6),),
+            tolerance=0.0,
+        ),
+        OpCase(
+            "pick_rows of many",
+            lambda g, T: (normal(g, T, 2500).mul(50).round(), torch.randint(0, 2501, (T,), generator=g)),
+            lambda ops, scores, visible: (ops.pick_rows(scores, seen(visible, 2500), 300),),
+            lambda scores, visible: (naive.pick_rows(scores, visible, 300),),
             tolerance=0.0,
         ),
         OpCase(

@@ -9,7 +9,7 @@ from dspark.layers.plans import AttentionPlan, IndexerPlan, QuantPlan, Storage
 from dspark.layers.quantisers import cache_quantiser
 from dspark.layers.state_view import StateView
 from dspark.ops.hadamard import hadamard_matrix
-from dspark.ops.index import candidate_rows, pick_rows
+from dspark.ops.index import candidate_rows
 from dspark.ops.opset import OpSet
 from dspark.ops.rope import rotations
 
@@ -68,7 +68,7 @@ class Indexer(nn.Module):
             candidates = candidate_rows(scores, visible, plan.block_size, plan.num_blocks)
         elif plan is not None and candidates is not None:
             allowed = allowed & candidates[:, : scores.shape[1]]
-        return pick_rows(scores, allowed, self.plan.topk), candidates
+        return self.ops.pick_rows(scores, allowed, self.plan.topk), candidates
 
     def _sees_all(self, longest: int) -> bool:
         """Whether every query keeps every row it may see, so that no score is needed."""

@@ -24,6 +24,7 @@ class OpSet:
     sparse_attention: Callable[[Tensor, list[tuple[Tensor, Tensor]], Tensor, float], Tensor]
     mixture: Callable[..., Tensor]
     index_scores: Callable[[Tensor, Tensor, index.IndexKeys], Tensor]
+    pick_rows: Callable[[Tensor, Tensor, int], Tensor]
     quantise_fp8: Callable[[Tensor, int], Tensor]
     quantise_fp4: Callable[[Tensor, int], Tensor]
     quantise_fp4_e4m3: Callable[[Tensor, int], Tensor]
@@ -51,6 +52,7 @@ TORCH_OPS = OpSet(
     sparse_attention=attention.sparse_attention,
     mixture=experts.mixture,
     index_scores=index.index_scores,
+    pick_rows=index.pick_rows,
     quantise_fp8=quantise.quantise_fp8,
     quantise_fp4=quantise.quantise_fp4,
     quantise_fp4_e4m3=quantise.quantise_fp4_e4m3,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dspark.layers.plans import Storage
-from dspark.ops import compress, engram, experts, hyper, norm, quantise, rope, route, rows
+from dspark.ops import compress, engram, experts, hyper, index, norm, quantise, rope, route, rows
 from dspark.ops.index import IndexKeys
 from dspark.ops.opset import OpSet
 from dspark.ops.route import Route
@@ -203,6 +203,7 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
         sparse_attention=dense.sparse_attention,
         mixture=experts.mixture_of(dense.routed_experts, linear, gate),
         index_scores=dense.index_scores,
+        pick_rows=index.pick_rows,
         quantise_fp8=straight_through(fuse(quantise.quantise_fp8)),
         quantise_fp4=straight_through(fuse(quantise.quantise_fp4)),
         quantise_fp4_e4m3=straight_through(fuse(quantise.quantise_fp4_e4m3)),
