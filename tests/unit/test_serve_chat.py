@@ -2,6 +2,7 @@
 
 import pytest
 
+from dspark.config import StructuredOutput
 from dspark.serve.chat import Reply
 from dspark.serve.encoding import ReplyDelta, ToolCallDelta
 from dspark.serve.service import Service
@@ -52,6 +53,9 @@ def scripted(monkeypatch):
 
         def parser(self, **settings):
             return ScriptedParser()
+
+        def reply_grammar(self, *, tool_choice, **settings):
+            return None if tool_choice == "auto" else "start: /x/"
 
     encoding = Encoding()
     monkeypatch.setattr(Service, "require_chat", lambda service: encoding)
@@ -156,6 +160,24 @@ def test_thoughts_calls_and_content_are_told_apart(scripted):
     assert settings["tool_choice"] == "auto"
 
 
+def test_tokens_that_were_thought_are_counted(scripted):
+    """Also in characters of several bytes, and while the stream goes on."""
+    loop = FakeLoop(reply_to=lambda prompt_ids, seed: "1²3ab", accepted=1)
+    answer = ask(loop, n=2)
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2 * 4}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    counts = [
+        (each["usage"]["completion_tokens"], each["usage"]["completion_tokens_details"]["reasoning_tokens"])
+        for each in ask(loop, stream=True, stream_options=options)
+    ]
+    assert counts == sorted(counts)
+    assert counts[-1] == (6, 4)
+
+
+def test_a_model_that_does_not_think_counts_no_thoughts():
+    assert "completion_tokens_details" not in ask()["usage"]
+
+
 def test_calls_are_streamed_in_pieces(scripted):
     loop = FakeLoop(reply_to=lambda prompt_ids, seed: "1a{:}", accepted=5)
     deltas = [event["choices"][0]["delta"] for event in ask(loop, tools=TOOLS, stream=True)]
@@ -195,6 +217,13 @@ def test_a_reply_that_stops_after_a_call_says_so():
 def test_thinking_is_turned_off_where_there_is_no_room_for_it(scripted, fields, thinking):
     ask(**fields)
     assert scripted.asked[0][1]["thinking"] is thinking
+
+
+@pytest.mark.parametrize(("choice", "form"), [("auto", None), ("required", StructuredOutput.grammar("start: /x/"))])
+def test_the_form_of_a_forced_call_reaches_the_engine(scripted, choice, form):
+    loop = FakeLoop()
+    ask(loop, tools=TOOLS, tool_choice=choice, n=2)
+    assert [params.structured for _, _, params in loop.submitted] == [form, form]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,9 @@ from dspark.engine import LLM, embedded_folder
 from dspark.engine.async_engine import AsyncEngine
 from dspark.engine.tokenizer import TextTokenizer
 from dspark.serve.app import create_app
+from dspark.serve.encoding.deepseek import DeepSeekEncoding
+from dspark.serve.encoding.dialects import V41
+from dspark.serve.service import Service
 from dspark.serve.settings import ServerSettings
 from support.servers import events_of
 from support.tiny_checkpoints import write_tiny_checkpoint
@@ -253,3 +256,35 @@ def test_no_extreme_value_brings_the_engine_down(folder):
             assert engine.status().state != "dead"
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look_up"}}])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_forced_call_is_one_also_by_a_model_that_never_saw_one(monkeypatch, choice, stream):
+    """The embedded model knows nothing of this format; drafts are on."""
+    pytest.importorskip("llguidance")
+    monkeypatch.setattr(Service, "require_chat", lambda service: DeepSeekEncoding(V41))
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
+        for name, properties in (("look_up", {"word": {}}), ("stop", {}))
+    ]
+
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": tools, "tool_choice": choice, "seed": 3}
+
+    async def main():
+        async with serving(None, max_model_len=1024) as (client, _):
+            return await client.post("/v1/chat/completions", json={**body, "max_tokens": 200, "stream": stream})
+
+    answer = asyncio.run(main())
+    assert answer.status_code == 200, answer.text
+    if stream:
+        deltas = [piece["choices"][0]["delta"] for piece in events_of(answer.text)]
+        assert not any(delta.get("content") for delta in deltas)
+        names = [call["function"]["name"] for delta in deltas for call in delta.get("tool_calls", ()) if "id" in call]
+    else:
+        message = answer.json()["choices"][0]["message"]
+        assert message["content"] is None
+        names = [call["function"]["name"] for call in message["tool_calls"]]
+        assert answer.json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+    assert names
+    assert set(names) <= ({"look_up", "stop"} if choice == "required" else {"look_up"})

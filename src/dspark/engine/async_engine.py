@@ -20,6 +20,7 @@ from dspark.config.checks import require_int
 from dspark.config.errors import DSparkError
 from dspark.engine.assembly import Assembly, assemble
 from dspark.engine.core import RUNNING
+from dspark.engine.loop_commands import adding, do_nothing
 from dspark.engine.loop_thread import EngineDeadError, LoopThread, StepLoop, StepOutcome
 from dspark.engine.prompts import Prompt, prompt_token_ids
 from dspark.engine.request import Emission
@@ -195,7 +196,7 @@ class AsyncEngine:
         request_ids: list[RequestId] = [name if place == 0 else f"{name}.{place}" for place in range(total)]
         if self._leaving.intersection(request_ids):
             # What the last holder of the id emitted before its abort must not reach this one.
-            await self._post(_do_nothing)
+            await self._post(do_nothing)
         self._require_open(total)
         taken = [own for own in request_ids if own in self._streams]
         if taken:
@@ -204,7 +205,7 @@ class AsyncEngine:
         # Emissions may come before the answer to the command: whoever waits for them must be known first.
         self._enter(stream)
         try:
-            await self._post(_adding(request_ids, prompt_ids, params, priority))
+            await self._post(adding(request_ids, prompt_ids, params, priority))
         except BaseException:
             # Also when the caller is cancelled after the command has run: the abort comes after it.
             stream.close()
@@ -374,32 +375,6 @@ class AsyncEngine:
             if emission.finish_reason is not None:
                 self._forget([emission.request_id])
             stream.push(emission, outcome.ended_at)
-
-
-def _adding(
-    request_ids: Sequence[RequestId],
-    prompts: Sequence[Sequence[int]],
-    params: Sequence[Sequence[SamplingParams]],
-    priority: int,
-) -> Callable[[StepLoop], None]:
-    """The command that takes in all samples of all prompts, or none."""
-
-    def add(loop: StepLoop) -> None:
-        offset = 0
-        try:
-            for prompt_ids, own in zip(prompts, params, strict=True):
-                loop.add_samples(request_ids[offset : offset + len(own)], prompt_ids, own, priority=priority)
-                offset += len(own)
-        except BaseException:
-            for request_id in request_ids[:offset]:
-                loop.abort(request_id)
-            raise
-
-    return add
-
-
-def _do_nothing(loop: StepLoop) -> None:
-    """A command whose answer comes after all emissions of the steps before it."""
 
 
 def _log_failure(aborted: Future[Any]) -> None:

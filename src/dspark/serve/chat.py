@@ -1,6 +1,6 @@
 """POST /v1/chat/completions."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -48,6 +48,8 @@ class Reply:
     content: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     has_begun: bool = False
+    num_reasoning_tokens: int = 0
+    _num_characters: int = 0
 
     def take(self, text: str, *, is_final: bool) -> list[ReplyDelta]:
         """Add text; the parts that are new."""
@@ -66,6 +68,18 @@ class Reply:
             function = {"name": delta.name or "", "arguments": ""}
             self.calls.append({"id": delta.id, "type": "function", "function": function})
         self.calls[delta.index]["function"]["arguments"] += delta.arguments
+
+    def count_reasoning(self, token_ids: Sequence[int], characters_of: Callable[[int], int]) -> int:
+        """Tokens that begin in the thoughts, with which a reply begins.
+
+        Args:
+            token_ids: of the reply so far.
+            characters_of: a token.
+        """
+        while self.num_reasoning_tokens < len(token_ids) and self._num_characters < len(self.reasoning):
+            self._num_characters += characters_of(token_ids[self.num_reasoning_tokens])
+            self.num_reasoning_tokens += 1
+        return self.num_reasoning_tokens
 
     def finish_reason(self, reason: str | None) -> str | None:
         """Why the reply ended, in the API's words."""
@@ -101,7 +115,7 @@ class ChatAnswer:
                 "messages",
                 "context_length_exceeded",
             )
-        params = chat_params(self._body, engine.max_len - num_tokens)
+        params = chat_params(self._body, engine.max_len - num_tokens, self._prompt.reply_grammar())
         return await begin(request, [self._prompt.token_ids], params, priority=self._body.priority)
 
     async def whole(self, request: Request) -> dict[str, Any]:
@@ -121,7 +135,7 @@ class ChatAnswer:
             )
         figures = answer_figures(generation.choices, generation.speculation, with_origins=self._body.stream_origins)
         head = self._head(generation, "chat.completion")
-        return {**head, "choices": listed, "usage": usage(generation.choices), "dspark": figures}
+        return {**head, "choices": listed, "usage": self._usage(generation), "dspark": figures}
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         """The answer in pieces."""
@@ -132,7 +146,7 @@ class ChatAnswer:
                     yield event(piece)
             if options is not None and options.include_usage:
                 head = self._head(generation, "chat.completion.chunk")
-                yield event({**head, "choices": [], "usage": usage(generation.choices)})
+                yield event({**head, "choices": [], "usage": self._usage(generation)})
         except Exception as error:
             # The status line is sent already: the error is the last event.
             yield event(as_api_error(error, self._service.settings.request_timeout_s).body())
@@ -169,10 +183,22 @@ class ChatAnswer:
         piece: dict[str, Any] = {**self._head(generation, "chat.completion.chunk"), "choices": [listed]}
         options = self._body.stream_options
         if options is not None and options.continuous_usage_stats:
-            piece["usage"] = usage(generation.choices)
+            piece["usage"] = self._usage(generation)
         elif options is not None and options.include_usage:
             piece["usage"] = None
         return piece
+
+    def _usage(self, generation: Generation) -> dict[str, Any]:
+        """The `usage` object; of a model that thinks, also how many tokens it thought."""
+        counts = usage(generation.choices)
+        if not self._service.require_chat().supports_reasoning:
+            return counts
+        characters_of = self._service.texts.num_characters
+        thought = sum(
+            reply.count_reasoning(choice.token_ids, characters_of)
+            for choice, reply in zip(generation.choices, self._replies, strict=True)
+        )
+        return {**counts, "completion_tokens_details": {"reasoning_tokens": thought}}
 
     def _head(self, generation: Generation, kind: str) -> dict[str, Any]:
         return {

@@ -29,6 +29,10 @@ class ChatPrompt:
         """A parser for one sample."""
         return self.service.require_chat().parser(**self.settings)
 
+    def reply_grammar(self) -> str | None:
+        """What every sample must look like."""
+        return self.service.require_chat().reply_grammar(**self.settings)
+
 
 async def chat_prompt(service: Service, body: ChatRequest, *, is_constrained: bool) -> ChatPrompt:
     """Render the messages of a chat.

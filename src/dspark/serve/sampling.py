@@ -36,12 +36,13 @@ def completion_params(request: CompletionRequest) -> list[SamplingParams]:
     return _samples(request, settings, max(limit, 1))
 
 
-def chat_params(request: ChatRequest, room: int) -> list[SamplingParams]:
+def chat_params(request: ChatRequest, room: int, grammar: str | None = None) -> list[SamplingParams]:
     """Parameters of the n samples of a chat.
 
     Args:
         request: the request.
         room: tokens that the context still holds after the prompt, at least 1.
+        grammar: that the chat format sets for the reply; the request itself sets none then.
     Raises:
         ApiError, ConfigError: a field is out of range or not offered; the message names it.
     """
@@ -60,6 +61,8 @@ def chat_params(request: ChatRequest, room: int) -> list[SamplingParams]:
     limit = request.max_completion_tokens or request.max_tokens or room
     settings = _shared_settings(request)
     settings["logprobs"] = (request.top_logprobs or 0) if request.logprobs else None
+    if grammar is not None:
+        settings["structured"] = StructuredOutput.grammar(grammar)
     return _samples(request, settings, limit)
 
 

@@ -10,6 +10,7 @@ from dspark.config.errors import DSparkError
 from dspark.serve.encoding import dialects
 from dspark.serve.encoding.dialects import Dialect
 from dspark.serve.encoding.dsml import DsmlParser
+from dspark.serve.encoding.forced import call_grammar
 from dspark.serve.encoding.messages import Call, ChatMessage, is_forced, offered_tools, read_messages, require_text
 from dspark.serve.encoding.protocol import (
     ChatEncoding,
@@ -27,9 +28,9 @@ _TOKENS_IN_TEXT = re.compile(f"({'|'.join(map(re.escape, (dialects.MARK, dialect
 class DeepSeekEncoding(ChatEncoding):
     """Messages in one dialect.
 
-    A forced call (tool_choice "required" or a named function) begins inside the block of calls, which the prompt opens;
-    the model was not trained to think there, so it needs thinking turned off. A "strict" schema is given to the model
-    as written and not enforced.
+    A forced call (tool_choice "required" or a named function) begins inside the block of calls, which the prompt opens
+    and `reply_grammar` carries to its end; the model was not trained to think there, so it needs thinking turned off.
+    Of a schema the names of its properties are enforced; the rest, "strict" or not, is given to the model as written.
 
     Args:
         dialect: the release's.
@@ -79,6 +80,17 @@ class DeepSeekEncoding(ChatEncoding):
         offered = offered_tools(tools, tool_choice)
         forced = _check_forced(tool_choice, thinks)
         return DsmlParser(self._dialect, thinks=thinks, takes_calls=bool(offered), starts_in_calls=forced)
+
+    def reply_grammar(
+        self,
+        *,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: ToolChoice = "auto",
+        reasoning_effort: Effort | None = None,
+        thinking: bool | None = None,
+    ) -> str | None:
+        """See ChatEncoding: a forced call is one, and nothing but calls comes with it."""
+        return call_grammar(self._dialect, offered_tools(tools, tool_choice)) if is_forced(tool_choice) else None
 
     def _systems_and_turns(
         self, effort: str, head: list[PromptPiece], messages: list[ChatMessage], shows_thoughts: bool

@@ -106,6 +106,17 @@ class ChatEncoding(Protocol):
         """The parser of the reply to a prompt that was made with the same arguments."""
         ...
 
+    def reply_grammar(
+        self,
+        *,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: ToolChoice = "auto",
+        reasoning_effort: Effort | None = None,
+        thinking: bool | None = None,
+    ) -> str | None:
+        """What the reply to such a prompt must look like, in Lark's notation; None where it may be anything."""
+        return None
+
     def render(
         self,
         messages: Sequence[Message],
