@@ -32,6 +32,14 @@ MIX = MixSettings(
 MIB = 2**20
 
 
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    """Nobody waits long for a server of straw."""
+    monkeypatch.setattr("dspark.bench.soak._SAMPLE_EVERY_S", 0.1)
+    monkeypatch.setattr("dspark.bench.soak._REST_S", 0.5)
+    monkeypatch.setattr("dspark.bench.soak_client._RAW_WAIT_S", 0.2)
+
+
 def acts(count=600, settings=MIX):
     mix = Mix(settings)
     return [mix.act(number) for number in range(count)]
@@ -228,7 +236,7 @@ def stopping():
 
 
 def soak(server, oracle=None, **settings):
-    chosen = {"seconds": 2.0, "concurrency": 4, "burst": 6, "burst_every_s": 0.5, "timeout_s": 5.0, **settings}
+    chosen = {"seconds": 1.0, "concurrency": 4, "burst": 6, "burst_every_s": 0.5, "timeout_s": 5.0, **settings}
     return run_soak(Target("fake", server.url), SoakSettings(**chosen), lambda length: oracle or Straw())
 
 
@@ -247,9 +255,8 @@ def test_a_run_finds_what_is_wrong_with_a_server_of_straw(stopping):
     assert len(soak_tables(report)) == 2 and any("VIOLATION" in line for line in soak_lines(report))
 
 
-def test_pages_that_stay_and_other_tokens_are_violations(stopping, monkeypatch):
+def test_pages_that_stay_and_other_tokens_are_violations(stopping):
     stopping.engine["num_free_pages"] = 3
-    monkeypatch.setattr("dspark.bench.soak._REST_S", 0.5)
     report = soak(stopping, Straw("sample 0 differs at token 3"), seconds=0.5)
     assert any("2 pages" in violation for violation in report.violations)
     assert any("differs at token 3" in violation for violation in report.violations)

@@ -250,7 +250,6 @@ def run_serve_bench(
 @contextmanager
 def _quiet_collector() -> Iterator[None]:
     """Keep what is loaded out of garbage collections: one over a large heap stops the client for tenths of a second."""
-    gc.collect()
     gc.freeze()
     try:
         yield
