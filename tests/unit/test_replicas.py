@@ -153,6 +153,9 @@ def test_refusals_of_an_engine_are_the_callers():
             await fleet.submit([[5] * 200], [[SAMPLED]])
         with pytest.raises(ConfigError, match="the prompt has 200 tokens"):
             await fleet.submit([PROMPT, [5] * 200], [[SAMPLED], [SAMPLED]])
+        for token in (2**70, -(2**70), 10**6):
+            with pytest.raises(ConfigError, match="the prompt holds the token id"):
+                await fleet.submit([[token] * 90], [[SAMPLED]])
         await asyncio.sleep(0.1)
         assert fleet.status().num_requests == 0
         assert not any(replica.is_dead for replica in replicas)

@@ -39,6 +39,11 @@ def wait_until(condition, seconds=5.0):
         time.sleep(0.005)
 
 
+def connect(url):
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
 def head_of(length):
     lines = (f"POST {COMPLETIONS} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {length}")
     return "\r\n".join([*lines, "", ""]).encode()
@@ -68,7 +73,7 @@ def complete(url, prompt, stream=False):
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_closed_socket_aborts_its_request_and_changes_no_other(stream):
-    loop = straw_loop(before_step=sleeping(0.01))
+    loop = straw_loop(before_step=sleeping(0.03))
     with serving(loop) as server:
         texts = []
         other = threading.Thread(target=lambda: texts.append(complete(server.url, "other")))
@@ -150,7 +155,10 @@ def test_a_body_that_never_comes_is_given_up():
 
 
 def test_a_dead_engine_ends_every_stream_with_an_error():
-    loop = straw_loop(before_step=failing_at(20), max_num_seqs=3)
+    fail = failing_at(0)
+    loop = straw_loop(
+        before_step=lambda step: fail(step) if len(loop.submitted) == 8 else time.sleep(0.05), max_num_seqs=3
+    )
 
     async def one(client, number):
         return await client.post(COMPLETIONS, json={"prompt": "p", "max_tokens": 2000, "stream": number % 2 == 0})
@@ -226,3 +234,60 @@ def test_a_signal_ends_the_command_with_success(number):
     assert process.returncode == 0
     assert "Traceback" not in log
     assert "def f(" not in log
+
+
+@pytest.mark.parametrize("head", [b"X-A: " + b"a" * 2**20, b"X-A: b\r\n" * 2**17, b"GET /" + b"a" * 2**20])
+def test_a_head_without_an_end_is_refused(head):
+    """Whether it is one header or many; the server must not collect it."""
+    with serving(straw_loop()) as server, connect(server.url) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\n" if not head.startswith(b"GET") else b"")
+        with contextlib.suppress(OSError):
+            for start in range(0, len(head), 4096):
+                connection.sendall(head[start : start + 4096])
+        with contextlib.suppress(ConnectionError):
+            answer = connection.recv(4096)
+            assert not answer or answer.startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))
+            assert connection.recv(4096) == b""
+        assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_a_connection_that_says_nothing_or_half_a_head_is_closed(monkeypatch):
+    """Also after an answer; one whose answer takes long is not."""
+    monkeypatch.setattr("dspark.serve.connection.HEAD_TIMEOUT_S", 0.3)
+    loop = straw_loop(before_step=sleeping(0.01))
+    with serving(loop) as server, connect(server.url) as silent, connect(server.url) as half:
+        half.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += half.recv(4096)
+        half.sendall(b"GET /hea")
+        began = time.monotonic()
+        assert complete(server.url, "a") == f"a: {LONG}"
+        assert time.monotonic() - began > 0.3
+        assert silent.recv(10) == b""
+        assert half.recv(10) == b""
+
+
+def test_an_answer_before_the_end_of_the_body_reaches_its_client():
+    with serving(straw_loop(), api_keys=("key",)) as server:
+        body = b"a" * 2**20
+        for _ in range(2):
+            answer = httpx.post(f"{server.url}{COMPLETIONS}", content=body)
+            assert answer.status_code == 401
+
+
+def test_requests_of_one_connection_are_answered_in_their_order():
+    """Sent all at once, in either version of HTTP and either way to tell a body's length."""
+    body = b'{"prompt": "a", "max_tokens": 4, "seed": 1}'
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n".encode()
+    whole = head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    chunked = head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks
+    last = whole.replace(b"HTTP/1.1", b"HTTP/1.0")
+    with serving(straw_loop()) as server, connect(server.url) as connection:
+        connection.sendall(whole + chunked + whole + chunked + last)
+        received = b""
+        while chunk := connection.recv(65536):
+            received += chunk
+    assert received.count(b"HTTP/1.1 200") == 5
+    assert received.count(b'"text":"a: t"') == 5

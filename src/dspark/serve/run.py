@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from dspark.config.errors import DSparkError
 from dspark.serve.app import create_app
+from dspark.serve.connection import guarded_protocol
 from dspark.serve.served_engine import ServedEngine
 from dspark.serve.settings import ServerSettings
 
@@ -98,6 +99,7 @@ def make_server(app: FastAPI, engine: ServedEngine, settings: ServerSettings) ->
     """A server for an app, which the caller runs."""
     config = uvicorn.Config(
         app,
+        http=guarded_protocol(settings.max_body_bytes),
         log_config=None,
         log_level="warning",
         access_log=False,

@@ -11,6 +11,7 @@ from itertools import count
 from dspark.config.sampling import SamplingParams
 from dspark.engine.assembly import Outline
 from dspark.engine.async_engine import EngineBusyError, EngineDrainingError, EngineStatus
+from dspark.engine.intake import check_request
 from dspark.engine.loop_thread import EngineDeadError
 from dspark.engine.prompts import Prompt, prompt_token_ids
 from dspark.engine.request import Emission
@@ -126,6 +127,9 @@ class Fleet:
             ReplicaCall(f"{name}.{number}", tuple(prompt_token_ids(self.tokenizer, prompt)), tuple(own), priority)
             for number, (prompt, own) in enumerate(zip(prompts, params, strict=True))
         ]
+        for call in calls:
+            # Whom it goes to depends on its tokens, so they must be tokens.
+            self._check(call)
         names = [[f"{call.name}.{sample}" for sample in range(len(call.params))] for call in calls]
         tasks: list[asyncio.Task[None]] = []
 
@@ -145,6 +149,12 @@ class Fleet:
             stream.close()
             raise
         return stream
+
+    def _check(self, call: ReplicaCall) -> None:
+        """Refuse what every replica would. Raises ConfigError."""
+        num_tokens = min(self.assembly.plan.vocab_size, self.tokenizer.vocab_size)
+        for params in call.params:
+            check_request(call.prompt_ids, params, max_model_len=self.max_model_len, num_valid_tokens=num_tokens)
 
     def _begin(self, followed: FollowedCall) -> "asyncio.Task[None]":
         """Follow a call in the background until its samples have ended."""
