@@ -13,10 +13,13 @@ from torch import Tensor
 from support.op_cases import OpCase, Rows
 from support.op_sets import BACKENDS, NAMES, Backend, backend
 
+# Garbage rows are not numbers, and the interpreter computes with them in numpy, which remarks on it.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
 MOST = 70
 COUNTS = (2, 3, 4, 7, 8, 9, 16, 17, 32, 33, 64, MOST)
 # Interpreted kernels take milliseconds a program.
-MOST_SLOW = 4
+MOST_SLOW = 3
 
 
 def same_bits(left: Rows, right: Rows) -> bool:

@@ -28,8 +28,8 @@ WAYS = {
     "drafts, graphs, 84 at once": Config(
         device="cuda", max_num_seqs=84, compilation_config=GRAPHS, speculative_config=DRAFTS
     ),
-    "plain, eager, 100 at once": Config(device="cuda", max_num_seqs=100),
-    "drafts, eager, 64 at once": Config(device="cuda", max_num_seqs=64, speculative_config=DRAFTS),
+    "plain, eager, 100 at once": Config(device="cuda", max_num_seqs=100, enforce_eager=True),
+    "drafts, eager, 64 at once": Config(device="cuda", max_num_seqs=64, enforce_eager=True, speculative_config=DRAFTS),
     "drafts, graphs, alone": Config(
         device="cuda", max_num_seqs=1, compilation_config=GRAPHS, speculative_config=DRAFTS
     ),

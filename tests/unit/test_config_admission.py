@@ -191,12 +191,21 @@ def test_graphs_need_a_device_that_has_them():
     assert admit(replace(speculating(), compilation_config=full), FACTS, hardware=GPUS).is_admitted
 
 
+def test_sizes_of_graphs_are_for_those_who_capture_them():
+    sized = replace(
+        speculating(), enforce_eager=False, compilation_config=CompilationConfig(cudagraph_capture_sizes=(6,))
+    )
+    assert admit(sized, FACTS, hardware=GPUS).is_admitted
+    assert "cudagraph_capture_sizes" in only_refusal(sized, hardware=HardwareFacts())
+    assert "cudagraph_capture_sizes" in only_refusal(replace(sized, enforce_eager=True), hardware=GPUS)
+
+
 @pytest.mark.parametrize(
     ("compilation", "named"),
     [
         (CompilationConfig(level=3), "level 3"),
         (CompilationConfig(cudagraph_mode="piecewise"), "piecewise"),
-        (CompilationConfig(cudagraph_capture_sizes=(1, 2)), "cudagraph_capture_sizes"),
+        (CompilationConfig(cudagraph_mode="none", cudagraph_capture_sizes=(1, 2)), "cudagraph_capture_sizes"),
     ],
 )
 def test_compilation_settings_that_nothing_reads_are_refused(compilation, named):

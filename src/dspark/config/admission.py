@@ -213,11 +213,12 @@ def refuse_graphs(question: Question) -> Iterator[str]:
     if compilation.level > 0:
         yield f"compilation level {compilation.level} is not offered: kernels are chosen with the model; use level=0."
     mode = compilation.cudagraph_mode
-    if mode is CUDAGraphMode.NONE:
-        if compilation.cudagraph_capture_sizes:
+    if mode in (CUDAGraphMode.AUTO, CUDAGraphMode.NONE):
+        is_captured = mode is CUDAGraphMode.AUTO and not config.enforce_eager and _may_have_graphs(question)
+        if compilation.cudagraph_capture_sizes and not is_captured:
             yield (
-                f"cudagraph_capture_sizes {compilation.cudagraph_capture_sizes} are given but cudagraph_mode is none; "
-                'use cudagraph_mode="full", or drop the sizes.'
+                f"cudagraph_capture_sizes {compilation.cudagraph_capture_sizes} are given but nothing is captured with "
+                f"cudagraph_mode {mode.value} here; drop the sizes, or capture graphs on a device that can."
             )
         return
     if mode is CUDAGraphMode.PIECEWISE:

@@ -12,6 +12,7 @@ MAX_COMPILATION_LEVEL = 3
 class CUDAGraphMode(Enum):
     """Which steps are captured; the members that other engines know besides these are refused at admission."""
 
+    AUTO = "auto"
     NONE = "none"
     PIECEWISE = "piecewise"
     FULL = "full"
@@ -23,12 +24,13 @@ class CompilationConfig:
 
     Args:
         level: 0 runs the modules as they are; higher levels ask for a compiler (see admission).
-        cudagraph_mode: which steps are launched as captured graphs; a member or its name.
+        cudagraph_mode: which steps are launched as captured graphs; a member or its name. Auto is full where the device
+            captures graphs and eager is not enforced, else none.
         cudagraph_capture_sizes: row counts to capture, ascending; empty lets the engine choose.
     """
 
     level: int = 0
-    cudagraph_mode: CUDAGraphMode = CUDAGraphMode.NONE
+    cudagraph_mode: CUDAGraphMode = CUDAGraphMode.AUTO
     cudagraph_capture_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

@@ -160,7 +160,7 @@ def build_loop(
     )
     interval = config.prefix_cache_interval or _DEFAULT_INTERVAL_PAGES * page_tokens
     return EngineLoop(
-        Engine(model, state, tokenizer, speculation, plan_graphs(config, state.max_query_len, max_model_len)),
+        Engine(model, state, tokenizer, speculation, plan_graphs(config, device, state.max_query_len, max_model_len)),
         Scheduler(config.max_num_seqs, config.max_num_batched_tokens, num_pages, page_tokens),
         PrefixCache(state, config.prefix_cache_bytes),
         max_model_len,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dspark.config import Config, EngineFacts, HardwareFacts
+from dspark.config import Config, CUDAGraphMode, EngineFacts, HardwareFacts
 from dspark.ops.opset import TORCH_OPS, OpSet
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -38,6 +38,14 @@ def ops_for(device: torch.device) -> OpSet:
         return TORCH_OPS
     ops: OpSet = importlib.import_module("dspark.ops.opset_triton").TRITON_OPS
     return ops
+
+
+def graph_mode(config: Config, device: torch.device) -> CUDAGraphMode:
+    """What an admitted configuration captures on a device."""
+    mode = config.compilation_config.cudagraph_mode
+    if mode is not CUDAGraphMode.AUTO:
+        return mode
+    return CUDAGraphMode.FULL if device.type == "cuda" and not config.enforce_eager else CUDAGraphMode.NONE
 
 
 def engine_facts() -> EngineFacts:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dspark.config import Config, CUDAGraphMode
+from dspark.engine.device import graph_mode
 from dspark.models.build import Model
 from dspark.models.decoder import PassTokens, TargetOutput
 from dspark.models.dspark_draft import DsparkDraft
@@ -54,13 +55,12 @@ class GraphPlan:
         return capacity
 
 
-def plan_graphs(config: Config, max_query_len: int, max_len: int) -> GraphPlan | None:
+def plan_graphs(config: Config, device: torch.device, max_query_len: int, max_len: int) -> GraphPlan | None:
     """The graphs of an admitted configuration; None where steps run eagerly."""
-    compilation = config.compilation_config
-    if compilation.cudagraph_mode is not CUDAGraphMode.FULL:
+    if graph_mode(config, device) is not CUDAGraphMode.FULL:
         return None
     most = config.max_num_seqs * max_query_len
-    wanted = compilation.cudagraph_capture_sizes or DEFAULT_ROW_COUNTS
+    wanted = config.compilation_config.cudagraph_capture_sizes or DEFAULT_ROW_COUNTS
     # The first count that holds every request's longest span is the last one of use.
     needed = sum(count < most for count in wanted) + 1
     return GraphPlan(tuple(wanted[:needed]), max_len)
