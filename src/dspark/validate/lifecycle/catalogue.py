@@ -74,7 +74,9 @@ class Catalogue:
         """A prompt length, often next to the end of a page."""
         most, page = self.max_prompt - 6, self.subject.page_tokens
         if most > page and rng.random() < 0.7:
-            return min(page * rng.randint(1, most // page) + rng.choice([-2, -1, 0, 1, 5]), most)
+            return min(
+                page * min(rng.choice([1, 1, 1, 2, 3]), most // page) + rng.choice([-20, -9, -8, -3, -1, 0, 1, 5]), most
+            )
         return rng.randint(1, most)
 
     def _tokens(self, rng: random.Random, most: int) -> tuple[int, ...]:

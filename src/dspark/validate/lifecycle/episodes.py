@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from dspark.validate.lifecycle.wishes import Wish
 
 # Drafting a request alone costs more than decoding it alone, so it is done for one in so many entries.
 _DRAFTS_OF = 4
+# Share of the episodes in which requests grow into each other's pages.
+_CROWDED = 0.2
 
 
 @dataclass(frozen=True)
@@ -83,14 +85,27 @@ def make_episode(catalogue: Catalogue, number: int) -> Episode:
     decoding them alone.
     """
     rng = random.Random(f"{catalogue.seed}/{catalogue.subject.name}/episode {number}")
-    arrivals = _arrivals(rng, most_entries=24 + number // 2)
+    known = range(24 + number // 2)
+    growing = [entry for entry in rng.sample(known, 24) if _grows(catalogue, entry)] if rng.random() < _CROWDED else []
+    arrivals = _arrivals(rng, growing or known)
     wishes = [wish for arrival in arrivals for wish in catalogue.entry(arrival.entry)]
     last = arrivals[-1].step + 20
     clear_at = tuple(sorted(rng.randrange(last) for _ in range(rng.choice([0, 0, 0, 1, 2]))))
-    return Episode(number, _settings(rng, catalogue.subject, wishes), arrivals, clear_at)
+    settings = _settings(rng, catalogue.subject, wishes)
+    if growing:
+        # Two or three requests are let in, each with its page, and one page is missing when all of them grow.
+        settings = replace(settings, max_num_seqs=4, max_num_batched_tokens=200, max_num_pages=rng.choice([3, 5]))
+    return Episode(number, settings, arrivals, clear_at)
 
 
-def _arrivals(rng: random.Random, most_entries: int) -> tuple[Arrival, ...]:
+def _grows(catalogue: Catalogue, entry: int) -> bool:
+    """Whether a request starts within a page and may grow into the next one, and no further."""
+    page = catalogue.subject.page_tokens
+    ends = [(len(wish.prompt_ids), len(wish.prompt_ids) + wish.params.max_tokens) for wish in catalogue.entry(entry)]
+    return all(start <= page < end <= 2 * page for start, end in ends)
+
+
+def _arrivals(rng: random.Random, entries: Sequence[int]) -> tuple[Arrival, ...]:
     arrivals: list[Arrival] = []
     step, spread = 0, rng.choice([1, 4, 10])
     for _ in range(rng.randint(2, 12)):
@@ -100,7 +115,7 @@ def _arrivals(rng: random.Random, most_entries: int) -> tuple[Arrival, ...]:
         preempted = sorted(rng.randrange(1, 30) for _ in range(rng.choice([0, 0, 1, 1, 2, 4])))
         arrivals.append(
             Arrival(
-                entry=rng.choice(arrivals).entry if is_repeated else rng.randrange(most_entries),
+                entry=rng.choice(arrivals).entry if is_repeated else rng.choice(entries),
                 step=step,
                 priority=rng.choice([0, 0, 0, -1, 2]),
                 abort_after=rng.randrange(25) if rng.random() < 0.15 else None,
@@ -118,8 +133,8 @@ def _settings(rng: random.Random, subject: Subject, wishes: list[Wish]) -> Engin
     least = -(-max(lengths) // subject.page_tokens)
     return EngineSettings(
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs * (1 + width) + rng.choice([0, 1, 5, 20, 60, 200]),
-        max_num_pages=least + rng.choice([0, 1, 2, 4, 16, 32, 32]),
+        max_num_batched_tokens=max_num_seqs * (1 + width) + rng.choice([0, 4, 20, 60, 60, 200]),
+        max_num_pages=least + rng.choice([0, 1, 2, 3, 4, 16, 32]),
         num_speculative_tokens=width,
         threshold=rng.choice([None, None, 0.1, 0.3, 0.6]),
         lengths_seed=rng.choice([None, None, rng.randrange(1000)]),
