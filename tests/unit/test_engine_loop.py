@@ -185,3 +185,72 @@ def test_status_counts_what_happened():
     assert after.acceptance.block_size == BLOCK
     assert after.to_dict()["prefix"]["lookups"] == 2
     assert loop.max_model_len == MAX_LEN
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 16, 17, 31])
+@pytest.mark.parametrize("max_rows", [1, 64])
+def test_prompts_that_end_at_or_beside_a_page_or_an_image(length, max_rows):
+    """Cold, again, as samples, and preempted, in the smallest pool that admits the request."""
+    shape = params(6, temperature=1.0, seed=length)
+    expected = outcome_of(answer(tiny_loop("v41", num_slots=1), "alone", PROMPT[:length], **vars(shape)))
+    loop = tiny_loop("v41", num_slots=3, num_pages=-(-(length + 6) // PAGE), max_rows=max_rows)
+    for name in ("cold", "warm"):
+        assert outcome_of(answer(loop, name, PROMPT[:length], **vars(shape))) == expected
+    loop.add_samples(["a", "b", "c"], PROMPT[:length], [shape] * 3)
+    first = loop.step()
+    if loop.scheduler.running:
+        loop.preempt(loop.scheduler.running[0])
+    found = run_out(loop)
+    for emission in first:
+        found[emission.request_id].insert(0, emission)
+    assert [outcome_of(found[name]) for name in "abc"] == [expected] * 3
+
+
+def test_prompts_that_agree_in_their_last_tokens_only_share_nothing():
+    """The tokens after the last whole page name a prefix together with all that is before them."""
+    loop = tiny_loop("v41")
+    tail = PROMPT[:5]
+    for number, head in enumerate(([9] * 16, [9] * 15 + [8], [8] + [9] * 15, [9] * 8, [])):
+        found = answer(loop, number, [*head, *tail])
+        assert found[0].num_cached_tokens in ((0,) if number != 3 else (0, 8))
+        assert outcome_of(found) == outcome_of(answer(tiny_loop("v41"), "alone", [*head, *tail]))
+
+
+def test_prompt_logprobs_of_samples_survive_preemption():
+    shape = params(4, prompt_logprobs=1, logprobs=1)
+    expected = outcome_of(answer(tiny_loop("v41"), "alone", PROMPT, **vars(shape)))
+    loop = tiny_loop("v41", num_slots=2, num_pages=7, max_rows=9)
+    loop.add("first", PROMPT, params())
+    loop.add_samples(["a", "b"], PROMPT, [shape] * 2)
+    seen = {}
+    for number in range(200):
+        if not loop.has_work:
+            break
+        running = [name for name in loop.scheduler.running if name != "first"]
+        if running and number % 3 == 2:
+            loop.preempt(running[-1])
+        for emission in loop.step():
+            seen.setdefault(emission.request_id, []).append(emission)
+        loop.check_integrity()
+    assert [outcome_of(seen[name]) for name in "ab"] == [expected] * 2
+
+
+def test_the_first_in_precedence_ends_while_better_ones_keep_coming():
+    """A flood of the same priority starves nobody: precedence is by arrival."""
+    loop = tiny_loop("v41", num_slots=2, num_pages=8, max_rows=12)
+    loop.add("early", PROMPT, params())
+    ended = []
+    for number in range(60):
+        loop.add(number, PROMPT[: 1 + number % 20], params(2))
+        ended += [emission.request_id for emission in loop.step() if emission.finish_reason]
+        if "early" in ended:
+            break
+    assert "early" in ended
+
+
+def test_no_sample_at_all_is_refused():
+    loop = tiny_loop("v41")
+    with pytest.raises(ConfigError, match="no sample"):
+        loop.add_samples([], PROMPT, [])
+    assert not loop.has_work
+    loop.check_integrity()

@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import count
 
+from dspark.config.errors import ConfigError
 from dspark.config.sampling import SamplingParams
 from dspark.engine.core import Engine
 from dspark.engine.request import Emission, Request
@@ -103,8 +104,10 @@ class EngineLoop:
         """Queue samples of one prompt: the first computes it, the others continue from its state.
 
         Raises:
-            ConfigError: one of them can never run; none is held then.
+            ConfigError: one of them can never run, or there is none; none is held then.
         """
+        if not request_ids:
+            raise ConfigError("there is no sample to run: give at least one set of parameters")
         place = Place(priority, next(self._arrivals))
         added: list[LiveRequest] = []
         try:
@@ -194,11 +197,12 @@ class EngineLoop:
             live.has_started = True
 
     def _reusable_len(self, live: LiveRequest) -> int:
-        """Tokens of a prefix that a request may continue: one is left to compute; all, where each row is asked for."""
+        """Tokens of a prefix that a request may continue: all but one; no new ones where each row is asked for."""
         request = live.request
-        asks_for_rows = request.params.prompt_logprobs is not None and not request.origins
-        if asks_for_rows or not (self.reuses_prefixes or live.is_sample or live.has_started):
+        if not (self.reuses_prefixes or live.is_sample or live.has_started):
             return 0
+        if request.prompt_logprobs is not None and not request.origins:
+            return len(request.prompt_logprobs) - 1
         return len(request.token_ids) - 1
 
     def _branch(self, live: LiveRequest) -> int:
