@@ -72,21 +72,24 @@ class Adjustments:
 def _bias_entries(
     params: Sequence[SamplingParams], vocab_size: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Flatten the logit biases; ids outside the vocabulary have nothing to change."""
-    entries = [
-        (i, token, value)
-        for i, one in enumerate(params)
-        for token, value in sorted((one.logit_bias or {}).items())
-        if 0 <= token < vocab_size
-    ]
-    if not entries:
+    """Flatten the logit biases; ids outside the vocabulary have nothing to change. Rows of one request share entries."""
+    shared: dict[int, tuple[Tensor, Tensor]] = {}
+    index, tokens, values = [], [], []
+    for i, one in enumerate(params):
+        if not one.logit_bias:
+            continue
+        if id(one) not in shared:
+            ids = torch.tensor(list(one.logit_bias.keys()), dtype=torch.int64)
+            added = torch.tensor(list(one.logit_bias.values()), dtype=torch.float32)
+            known = ids < vocab_size
+            shared[id(one)] = ids[known], added[known]
+        ids, added = shared[id(one)]
+        index.append(torch.full_like(ids, i))
+        tokens.append(ids)
+        values.append(added)
+    if not index:
         return None
-    index, tokens, values = zip(*entries, strict=True)
-    return (
-        torch.tensor(index, dtype=torch.int64, device=device),
-        torch.tensor(tokens, dtype=torch.int64, device=device),
-        torch.tensor(values, dtype=torch.float32, device=device),
-    )
+    return torch.cat(index).to(device), torch.cat(tokens).to(device), torch.cat(values).to(device)
 
 
 def _count_tokens(rows: Sequence[RowSampling], vocab_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
