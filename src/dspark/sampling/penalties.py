@@ -72,7 +72,7 @@ class Adjustments:
 def _bias_entries(
     params: Sequence[SamplingParams], vocab_size: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Flatten the logit biases; ids outside the vocabulary have nothing to change. Rows of one request share entries."""
+    """Flatten the logit biases; ids outside the vocabulary have nothing to change. A request is read once."""
     shared: dict[int, tuple[Tensor, Tensor]] = {}
     index, tokens, values = [], [], []
     for i, one in enumerate(params):
