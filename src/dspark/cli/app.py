@@ -16,6 +16,7 @@ from dspark.cli.chat import chat
 from dspark.cli.console import fail
 from dspark.cli.doctor import doctor
 from dspark.cli.generate import generate
+from dspark.cli.roofline import roofline
 from dspark.cli.serve import serve
 from dspark.cli.train import train_app
 from dspark.cli.validate import validate_app
@@ -36,6 +37,7 @@ app.command("serve")(serve)
 app.add_typer(bench_app, name="bench")
 app.add_typer(validate_app, name="validate")
 app.add_typer(train_app, name="train")
+app.command("roofline")(roofline)
 app.command("doctor")(doctor)
 
 

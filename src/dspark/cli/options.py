@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from dspark.bench.geometry import geometry_names
 from dspark.cli.prompt import checked_text
 from dspark.config.sampling import SamplingParams
 
@@ -31,6 +32,14 @@ Seed = Annotated[int, typer.Option("--seed", help="Key of the noise; the same se
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Tokens to generate at most.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the output; may be repeated.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Geometry = Annotated[
+    str, typer.Option("--geometry", metavar="NAME|FILE", help=f"{' or '.join(geometry_names())}, or a config.json.")
+]
+Layers = Annotated[int | None, typer.Option("--layers", help="The first so many layers only.")]
+RequestCounts = Annotated[str, typer.Option("--requests", help="Requests at once, with commas between them.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Also write the JSON object of the last line to a file.")
+]
 
 
 def sampling_params(

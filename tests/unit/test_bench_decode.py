@@ -1,0 +1,141 @@
+"""The decode benchmark on tiny geometries: the shipped engine over random weights. No time is asserted."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import dspark.engine.assembly as assembly
+from dspark.bench import decode_memory
+from dspark.bench.decode import PLAIN, ROUNDS, DecodeSettings, run_decode_bench
+from dspark.bench.dummy_weights import dummy_model, model_bytes, without_draft
+from dspark.bench.geometry import Geometry
+from dspark.cli.app import app
+from dspark.config.errors import DSparkError
+from dspark.engine.graphs import GraphPlan
+from dspark.models.registry import parse_config
+from dspark.ops.opset import TORCH_OPS
+from dspark.ops.packing import Kind, PackedWeight
+from support.tiny_models import tiny_config
+
+SETTINGS = DecodeSettings(requests=(2,), context=9, steps=2, accepted_len=4.0)
+PACKING_OPS = replace(TORCH_OPS, reads_codes=True)
+
+
+def config_of(family, quantised=False):
+    config = tiny_config(family, quantised=quantised)
+    (config.get("text_config") or config)["num_attention_heads"] = 4  # whole blocks of scales
+    return config
+
+
+def geometry_of(family, quantised=False):
+    return Geometry(family, parse_config(config_of(family, quantised)))
+
+
+@pytest.mark.parametrize("family", ["v4", "v41"])
+def test_rounds_beside_plain_decoding(family):
+    seen = []
+    report = run_decode_bench(geometry_of(family), SETTINGS, seen.append)
+    assert seen == list(report.figures)
+    plain, rounds = report.figures
+    assert (plain.mode, rounds.mode) == (PLAIN, ROUNDS)
+    assert plain.tokens == 2 and rounds.tokens == 8, "two requests, four tokens a round each"
+    assert plain.phases.draft == 0 and rounds.phases.draft > 0
+    assert all(f.phases.target > 0 and f.phases.sampling > 0 and f.phases.host > 0 for f in report.figures)
+    assert 1 <= plain.experts[0] <= 5 and plain.experts[1] is None and rounds.experts[1] >= 1
+    assert plain.floor_ms is None, "a floor needs the bandwidth of an accelerator"
+    read = json.loads(json.dumps(report.as_json()))
+    assert read["figures"][1]["accepted_len"] == 4.0 and read["figures"][1]["gain"] > 0
+
+
+def test_passes_of_fixed_shape_are_stamped(monkeypatch):
+    """As with graphs, whose launches run as they are on a CPU."""
+    rows = (1, 2, 3, 6, 12)
+    plan = lambda config, *rest: None if config.enforce_eager else GraphPlan(rows, rest[-1], is_captured=False)  # noqa: E731
+    monkeypatch.setattr(assembly, "plan_graphs", plan)
+    rounds = run_decode_bench(geometry_of("v4"), SETTINGS).figures[1]
+    assert rounds.phases.target > 0 and rounds.phases.draft > 0 and rounds.tokens == 8
+
+
+@pytest.mark.parametrize("family", ["v4", "v41"])
+def test_weights_have_the_forms_that_products_read(family):
+    plan = geometry_of(family, quantised=True).plan
+    model = dummy_model(plan, PACKING_OPS, torch.bfloat16, torch.device("cpu"))
+    assert not any(value.is_meta for value in (*model.parameters(), *model.buffers()))
+    layer = model.target.layers[0]
+    kind = Kind.FP4 if plan.quant.experts == "fp4_group" else Kind.FP8
+    assert layer.ffn.experts.w13.kind is kind
+    assert layer.ffn.experts.w13.shape == (
+        plan.layers[0].moe.num_experts,
+        2 * plan.layers[0].moe.inner_size,
+        plan.hidden_size,
+    )
+    assert layer.attn.wq_a.weight.kind is Kind.FP8
+    assert model.target.head.weight.dtype == layer.ffn.gate.weight.dtype == torch.bfloat16
+    assert model.target.embed.weight.dtype == torch.float32
+
+
+def test_the_same_weights_serve_plain_decoding():
+    plan = geometry_of("v41").plan
+    model = dummy_model(plan, TORCH_OPS, torch.float32, torch.device("cpu"))
+    plain = without_draft(model)
+    assert plain.draft is None and not plain.target.captured_inputs | plain.target.captured_outputs
+    pairs = zip(plain.target.parameters(), model.target.parameters(), strict=True)
+    assert all(mine is theirs for mine, theirs in pairs)
+    assert plain.target.token_map is model.target.token_map
+
+
+@pytest.mark.parametrize("ops", [TORCH_OPS, PACKING_OPS])
+def test_the_memory_is_known_before(ops):
+    """At widths of whole tiles the estimate is that of the weights that are made."""
+    config = config_of("v4", quantised=True)
+    config |= {"hidden_size": 256, "moe_intermediate_size": 128, "q_lora_rank": 128, "head_dim": 128}
+    plan = parse_config(config)
+    model = dummy_model(plan, ops, torch.float32, torch.device("cpu"))
+    held = sum(value.nbytes for value in model.parameters())
+    held += sum(
+        value.num_bytes
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, PackedWeight)
+    )
+    assert model_bytes(plan, ops) == pytest.approx(held, rel=0.1)
+
+
+def test_the_command(tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "tiny.json").write_text(json.dumps(config_of("v41")))
+    files = {name: tmp_path / name for name in ("out.json", "out.png")}
+    options = ["--geometry", str(tmp_path / "tiny.json"), "--requests", "1", "--context", "8", "--steps", "2"]
+    more = ["--json", str(files["out.json"]), "--plot", str(files["out.png"]), "--engram-rows", "64", "--profile"]
+    done = CliRunner().invoke(app, ["bench", "decode", *options, *more, "--dummy-weights"])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report == json.loads(files["out.json"].read_text())
+    assert report["cuts"] == ["Engram table of layer 1: 64 of 184 rows"]
+    assert files["out.png"].read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--tp", "2", "--layers", "12"], "runs 1 rank"),
+        (["--requests", "0"], "whole numbers"),
+        (["--layers", "2"], "can be cut to 3"),
+        (["--steps", "0"], "--steps is 0"),
+        (["--spec-decode-acceptance-length", "7"], "7"),
+        (["--context", "2000000"], "positions"),
+    ],
+)
+def test_refusals(options, words):
+    done = CliRunner().invoke(app, ["bench", "decode", "--geometry", "v4-flash", *options])
+    assert isinstance(done.exception, DSparkError) and words in str(done.exception)
+
+
+def test_what_does_not_fit_is_refused_with_numbers(monkeypatch):
+    monkeypatch.setattr(decode_memory, "available_bytes", lambda device: 10**10)
+    done = CliRunner().invoke(app, ["bench", "decode", "--geometry", "v4-flash", "--layers", "12"])
+    assert isinstance(done.exception, DSparkError)
+    assert "10.0 GB are free" in str(done.exception) and "--layers" in str(done.exception)
