@@ -177,6 +177,7 @@ def run_decode_bench(
     placement = place(config)
     memory = check_memory(geometry, config, placement)
     bandwidth = copy_bandwidth(placement.device) if placement.device.type == "cuda" else None
+    _release(placement.device)
     with torch.no_grad():
         model = dummy_model(geometry.plan, placement.ops, placement.dtype, placement.device)
         plain_model = without_draft(model)
