@@ -170,6 +170,14 @@ def test_two_sides_take_turns_with_the_same_requests():
     assert any("all 5 identical" in line for line in serve_lines(report))
 
 
+def test_blocks_are_long_enough_for_their_load(server):
+    settings = ServeSettings(num_requests=100)
+    assert [settings.block_of(load, 2) for load in (ClosedLoop(1), ClosedLoop(16), OpenLoop(1.0))] == [8, 32, 25]
+    assert settings.block_of(ClosedLoop(16), 1) == 100
+    with pytest.raises(DSparkError, match="cannot keep 2 at once"):
+        measure(server, server, settings=ServeSettings(num_requests=6, block_len=1))
+
+
 def test_other_tokens_on_the_second_side_are_found(ours):
     with FakeOpenAI([*CHUNKS[:-1], ("g", (8,))], is_dspark=True) as other:
         report = measure(ours, other)

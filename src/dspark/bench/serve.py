@@ -54,7 +54,8 @@ class ServeSettings:
     Args:
         num_requests: measured at each level on each side.
         num_warmup: before them; None takes as many as are in flight at once, and 4 at least.
-        block_len: requests of a block in a comparison; None takes twice the requests in flight, and 8 at least.
+        block_len: requests of a block in a comparison; None takes twice the requests in flight, or a quarter of all in
+            an open loop, and 8 at least.
         timeout_s: for one request.
         api_key: bearer token, or None.
     """
@@ -80,7 +81,13 @@ class ServeSettings:
         """Requests of a block at one level; a side alone has one block."""
         if num_sides == 1:
             return self.num_requests
-        return max(_MIN_BLOCK, 2 * _in_flight(load)) if self.block_len is None else self.block_len
+        if self.block_len is None:
+            # Arrivals begin anew in each block, so an open loop gets few and long ones.
+            wanted = 2 * load.concurrency if isinstance(load, ClosedLoop) else -(-self.num_requests // 4)
+            return max(_MIN_BLOCK, wanted)
+        if self.block_len < min(_in_flight(load), self.num_requests):
+            raise DSparkError(f"a block of {self.block_len} requests cannot keep {load.name}: give a longer --block")
+        return self.block_len
 
 
 @dataclass
@@ -227,6 +234,8 @@ def run_serve_bench(
     """
     if not 1 <= len(targets) <= 2 or not loads or not (prompts or requests.input_len):
         raise DSparkError("a benchmark needs one or two servers, a load and a prompt")
+    for load in loads:
+        settings.block_of(load, len(targets))
     run = _Run(targets, loads, settings, requests, prompts, on_result)
     is_interrupted = False
     try:
