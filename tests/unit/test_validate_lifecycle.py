@@ -294,8 +294,8 @@ def test_an_episode_finds_a_fault(subject, monkeypatch, fault):
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_every_scenario_happens_and_passes(subjects, name):
-    result = run_scenario(name, subjects["own-rows"])
+def test_every_scenario_happens_and_passes(subject, name):
+    result = run_scenario(name, subject)
     assert result.is_ok, result.message
     assert result.story.endswith(".")
 
