@@ -45,9 +45,7 @@ def generate(
     temperature: options.Temperature = 0.0,
     seed: options.Seed = 0,
     as_json: options.Json = False,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Also write a picture (PNG; needs matplotlib).")
-    ] = None,
+    plot: options.Plot = None,
 ) -> None:
     """Plain decoding against DSpark on held-out prompts by domain; fails when one token differs."""
     chosen = load_prompts(domain or DOMAINS, prompts)

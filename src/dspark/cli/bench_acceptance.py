@@ -52,9 +52,7 @@ def acceptance(
     ] = None,
     seed: options.Seed = 0,
     as_json: options.Json = False,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Also write a picture (PNG; needs matplotlib).")
-    ] = None,
+    plot: options.Plot = None,
 ) -> None:
     """Accepted length, acceptance by draft position and calibration of the confidence, on held-out prompts."""
     settings = settings_for(temperature or [0.0, 1.0], [choice.value for choice in sampler or SamplerChoice])

@@ -1,6 +1,5 @@
 """`dspark bench decode`: rounds and plain decoding at a model's real shapes, with random weights."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -45,9 +44,7 @@ def decode(
     profile: Annotated[bool, typer.Option("--profile", help="Also list the kernels of a step.")] = False,
     eager: Annotated[bool, typer.Option("--eager", help="Capture no graphs.")] = False,
     json_file: options.JsonFile = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Also write a picture (PNG; needs matplotlib).")
-    ] = None,
+    plot: options.Plot = None,
 ) -> None:
     """Time of rounds with forced acceptance beside plain decoding; the last line is one JSON object."""
     counts = whole_numbers("--requests", requests)

@@ -86,9 +86,7 @@ def serve(
     as_json: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the report as JSON; - is stdout alone.")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Also write a picture (PNG; needs matplotlib).")
-    ] = None,
+    plot: options.Plot = None,
 ) -> None:
     """Latency and throughput of a server under load; fails when two settings answer with different tokens."""
     require_httpx()

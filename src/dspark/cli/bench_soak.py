@@ -54,9 +54,7 @@ def soak(
     as_json: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is stdout alone.")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Also write a picture (PNG; needs matplotlib).")
-    ] = None,
+    plot: options.Plot = None,
 ) -> None:
     """Load a server to its limit with all that goes wrong; fails when something leaks, hangs or answers wrongly."""
     require_httpx()

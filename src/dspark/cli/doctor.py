@@ -41,15 +41,9 @@ def doctor(
     index_cache_dtype: Annotated[
         str, typer.Option("--index-cache-dtype", help="Storage of index keys: fp8, fp4, bf16.")
     ] = DEFAULTS.index_cache_dtype,
-    max_num_seqs: Annotated[
-        int, typer.Option("--max-num-seqs", help="Requests that run at once.")
-    ] = DEFAULTS.max_num_seqs,
-    max_num_batched_tokens: Annotated[
-        int, typer.Option("--max-num-batched-tokens", help="Rows of one pass at most.")
-    ] = DEFAULTS.max_num_batched_tokens,
-    max_model_len: Annotated[
-        int | None, typer.Option("--max-model-len", help="Tokens of a request at most; the model's limit without it.")
-    ] = None,
+    max_num_seqs: options.MaxNumSeqs = DEFAULTS.max_num_seqs,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
+    max_model_len: options.MaxModelLen = None,
     as_json: options.Json = False,
 ) -> None:
     """Read only metadata; say what would run, what is refused and why, and the memory. Exits 1 if it would not run."""

@@ -31,6 +31,14 @@ MinP = Annotated[float, typer.Option("--min-p", help="Drop tokens below this sha
 Seed = Annotated[int, typer.Option("--seed", help="Key of the noise; the same seed draws the same tokens.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Tokens to generate at most.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the output; may be repeated.")]
+MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", help="Requests that run at once.")]
+MaxNumBatchedTokens = Annotated[int, typer.Option("--max-num-batched-tokens", help="Rows of one pass at most.")]
+MaxModelLen = Annotated[
+    int | None, typer.Option("--max-model-len", help="Tokens of a request at most; the model's limit without it.")
+]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Also write a picture (PNG; needs matplotlib).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Geometry = Annotated[
     str, typer.Option("--geometry", metavar="NAME|FILE", help=f"{' or '.join(geometry_names())}, or a config.json.")

@@ -53,15 +53,9 @@ def serve(
         str | None,
         typer.Option("--speculative-config", metavar="JSON", help='Such as {"num_speculative_tokens": 5}.'),
     ] = None,
-    max_num_seqs: Annotated[
-        int, typer.Option("--max-num-seqs", help="Requests that run at once.")
-    ] = DEFAULTS.max_num_seqs,
-    max_num_batched_tokens: Annotated[
-        int, typer.Option("--max-num-batched-tokens", help="Rows of one pass at most.")
-    ] = DEFAULTS.max_num_batched_tokens,
-    max_model_len: Annotated[
-        int | None, typer.Option("--max-model-len", help="Tokens of a request at most; the model's limit without it.")
-    ] = None,
+    max_num_seqs: options.MaxNumSeqs = DEFAULTS.max_num_seqs,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
+    max_model_len: options.MaxModelLen = None,
     max_num_pages: Annotated[
         int | None, typer.Option("--max-num-pages", help="Pages of growing storage; sized by the engine without it.")
     ] = None,
