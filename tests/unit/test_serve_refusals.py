@@ -76,6 +76,8 @@ def test_a_body_that_is_no_good_json(body, words):
         ({"stream_options": {"include_usages": True}, "stream": True}, None, "did you mean include_usage?"),
         ({"prompt": []}, None, "empty"),
         ({"prompt": [[]]}, None, "empty"),
+        ({"prompt": ""}, None, "empty"),
+        ({"prompt": ["a", ""]}, None, "empty"),
         ({"prompt": 5}, None, "prompt must be text"),
         ({"prompt": ["a", 5]}, None, "prompt[0]"),
         ({"prompt": [1, True]}, None, "prompt[0]"),

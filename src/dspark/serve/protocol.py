@@ -132,12 +132,12 @@ class GenerationRequest(Strict):
 
 def _read_prompt(value: Any) -> str | list[str] | list[list[int]]:
     """One text, several texts, or the token ids of one or several prompts; one list of ids becomes a list of one."""
+    if value in ("", []) or (isinstance(value, list) and any(item in ("", []) for item in value)):
+        raise ValueError("prompt is empty: give text or token ids")
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise ValueError("prompt must be text, token ids, or a list of either")
-    if not value:
-        raise ValueError("prompt is empty: give text or token ids")
     if all(isinstance(item, str) for item in value):
         return value
     if _are_ids(value):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -130,6 +131,9 @@ def serve(engine: ServedEngine, settings: ServerSettings, on_listening: Callable
         while not server.started and not serving.done():
             await asyncio.sleep(0.01)
         if server.started:
+            # What was made so far stays: walking through it again would stop every stream for a moment.
+            gc.collect()
+            gc.freeze()
             on_listening(address)
         await serving
 
