@@ -138,7 +138,8 @@ def _require_packages(extra: str, names: tuple[str, ...]) -> None:
     """Say which extra to install, before anything is loaded."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
-        raise DSparkError(f"dspark serve needs {', '.join(missing)}: install it with pip install 'dspark[{extra}]'")
+        listed = ", ".join(missing)
+        raise DSparkError(f"dspark serve needs {listed}: run pip install 'dspark[{extra}]' in this environment")
 
 
 def _keys_in(file: Path | None) -> list[str]:
