@@ -69,6 +69,12 @@ def test_parallel_sizes_that_divide_are_admitted(size, experts):
     assert admit(config, FACTS).is_admitted
 
 
+def test_one_rank_divides_nothing():
+    odd = replace(FACTS, sharded=(ShardedDimension("expert width", 48, unit=32),))
+    assert admit(Config(), odd).is_admitted
+    assert "use 1." in admit(Config(tensor_parallel_size=2), odd).refusals[0]
+
+
 @pytest.mark.parametrize(
     ("size", "named"), [(3, "attention heads 64"), (16, "output groups 8"), (5, "expert width 2304")]
 )

@@ -21,8 +21,8 @@ class ShardedDimension:
     when: Literal["always", "expert_parallel", "tensor_parallel"] = "always"
 
     def divides_by(self, parts: int) -> bool:
-        """True when every part is a whole number of units."""
-        return self.size % (parts * self.unit) == 0
+        """True when every part is a whole number of units; what is not divided needs none."""
+        return parts == 1 or self.size % (parts * self.unit) == 0
 
 
 @dataclass(frozen=True)
