@@ -38,8 +38,20 @@ def check_plot(file: Path) -> None:
     require_matplotlib()
     if file.suffix.lower() != ".png":
         raise DSparkError(f"--plot writes PNG files, and {file.name} does not end in .png")
+    _require_folder_of("--plot", file)
+
+
+def check_outputs(as_json: Path | None, plot: Path | None) -> None:
+    """The same for the files of a report, where there are any."""
+    if plot is not None:
+        check_plot(plot)
+    if as_json is not None:
+        _require_folder_of("--json", as_json)
+
+
+def _require_folder_of(flag: str, file: Path) -> None:
     if not file.parent.is_dir():
-        raise DSparkError(f"--plot cannot write to {file}: the folder {file.parent} does not exist")
+        raise DSparkError(f"{flag} cannot write to {file}: the folder {file.parent} does not exist")
 
 
 def choose_prompts(folder: Path | None, domains: Sequence[str] | None, count: int | None) -> list[BenchPrompt]:

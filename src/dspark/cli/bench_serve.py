@@ -19,7 +19,7 @@ from dspark.bench.serve_process import ServerProcess
 from dspark.bench.serve_requests import LengthRange, RequestSettings, mixed_domains, read_prompt_file
 from dspark.bench.serve_table import serve_lines, serve_tables
 from dspark.cli import exit_codes, options
-from dspark.cli.bench_inputs import check_plot
+from dspark.cli.bench_inputs import check_outputs
 from dspark.cli.console import fail, note, print_report, progress
 from dspark.cli.files import read_text, write_whole
 from dspark.config.errors import DSparkError
@@ -90,10 +90,7 @@ def serve(
 ) -> None:
     """Latency and throughput of a server under load; fails when two settings answer with different tokens."""
     require_httpx()
-    if plot is not None:
-        check_plot(plot)
-    if as_json is not None and not as_json.parent.is_dir():
-        raise DSparkError(f"--json cannot write to {as_json}: the folder {as_json.parent} does not exist")
+    check_outputs(as_json, plot)
     loads = _loads(concurrency, rate, seed)
     settings = ServeSettings(requests, warmup, block, timeout, api_key)
     shared = RequestSettings(

@@ -18,10 +18,9 @@ from dspark.bench.soak_plot import plot_soak
 from dspark.bench.soak_report import SoakReport
 from dspark.bench.soak_table import soak_lines, soak_tables
 from dspark.cli import exit_codes, options
-from dspark.cli.bench_inputs import check_plot
+from dspark.cli.bench_inputs import check_outputs
 from dspark.cli.console import fail, note, print_report, progress
 from dspark.cli.files import write_whole
-from dspark.config.errors import DSparkError
 
 # A pool in which requests take each other's pages, and limits that the load goes beyond.
 MAX_BODY_BYTES = 256 * 1024
@@ -58,10 +57,7 @@ def soak(
 ) -> None:
     """Load a server to its limit with all that goes wrong; fails when something leaks, hangs or answers wrongly."""
     require_httpx()
-    if plot is not None:
-        check_plot(plot)
-    if as_json is not None and not as_json.parent.is_dir():
-        raise DSparkError(f"--json cannot write to {as_json}: the folder {as_json.parent} does not exist")
+    check_outputs(as_json, plot)
     is_default = url is None and server_args == SERVER_ARGS
     settings = SoakSettings(
         seconds=60 * minutes,

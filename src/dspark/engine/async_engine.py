@@ -228,15 +228,7 @@ class AsyncEngine:
             True when every request has come to its own end.
         """
         self._is_draining = True
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            self._end_all(
-                EngineDrainingError(f"the engine is shutting down and ended this request after {timeout_s} s")
-            )
-            return False
-        return True
+        return await wait_until_idle(self._idle, timeout_s, self._end_all)
 
     async def shutdown(self) -> None:
         """End every request and the thread; may be called again."""
@@ -382,3 +374,14 @@ def _log_failure(aborted: Future[Any]) -> None:
     error = None if aborted.cancelled() else aborted.exception()
     if error is not None and not isinstance(error, EngineDeadError):
         _LOG.error("a request could not be aborted", exc_info=error)
+
+
+async def wait_until_idle(idle: asyncio.Event, timeout_s: float | None, end_all: Callable[[Exception], None]) -> bool:
+    """Wait for the last request; those that still run at the time limit are ended, and the answer is False."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await idle.wait()
+    except TimeoutError:
+        end_all(EngineDrainingError(f"the engine is shutting down and ended this request after {timeout_s} s"))
+        return False
+    return True

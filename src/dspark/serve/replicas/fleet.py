@@ -10,7 +10,7 @@ from itertools import count
 
 from dspark.config.sampling import SamplingParams
 from dspark.engine.assembly import Outline
-from dspark.engine.async_engine import EngineBusyError, EngineDrainingError, EngineStatus
+from dspark.engine.async_engine import EngineBusyError, EngineDrainingError, EngineStatus, wait_until_idle
 from dspark.engine.intake import check_request
 from dspark.engine.loop_thread import EngineDeadError
 from dspark.engine.prompts import Prompt, prompt_token_ids
@@ -241,15 +241,7 @@ class Fleet:
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Take no more requests and wait for those that run; True when all came to their own end."""
         self._is_draining = True
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            self._end_all(
-                EngineDrainingError(f"the engine is shutting down and ended this request after {timeout_s} s")
-            )
-            return False
-        return True
+        return await wait_until_idle(self._idle, timeout_s, self._end_all)
 
     def _end_all(self, error: Exception) -> None:
         for followed in list(self._followed.values()):
