@@ -12,7 +12,7 @@ from dspark.bench.decode_profile import StepProfile
 from dspark.bench.geometry import read_geometry
 from dspark.bench.numbers import whole_numbers
 from dspark.cli import options
-from dspark.cli.bench_inputs import check_plot
+from dspark.cli.bench_inputs import check_outputs
 from dspark.cli.console import note, print_report
 from dspark.cli.files import write_whole
 from dspark.cli.options import DraftChoice
@@ -51,8 +51,7 @@ def decode(
     for name, value in (("--context", context), ("--steps", steps), ("--tp", tp), ("--engram-rows", engram_rows)):
         if value < 1:
             raise DSparkError(f"{name} is {value}: give at least 1")
-    if plot is not None:
-        check_plot(plot)
+    check_outputs(json_file, plot)
     chosen = read_geometry(geometry, layers, engram_rows)
     for cut in chosen.cuts:
         note(f"cut: {cut}")

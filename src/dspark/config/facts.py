@@ -68,7 +68,6 @@ class EngineFacts:
         devices: kinds of device that it runs on.
         max_ranks: ranks that may share a model.
         index_cache_dtype: how it stores index keys, whatever is asked for.
-        has_prefix_cache: it reuses rows of earlier requests.
         idle_devices: accelerators of this machine that it leaves idle.
     """
 
@@ -76,5 +75,4 @@ class EngineFacts:
     devices: tuple[str, ...] = ("cpu",)
     max_ranks: int = 1
     index_cache_dtype: str = "bf16"
-    has_prefix_cache: bool = False
     idle_devices: int = 0

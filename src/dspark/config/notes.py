@@ -68,12 +68,6 @@ def remark_index_cache(question: Question) -> Iterator[str]:
         )
 
 
-def remark_prefix_cache(question: Question) -> Iterator[str]:
-    engine = question.engine
-    if engine is not None and question.config.enable_prefix_caching and not engine.has_prefix_cache:
-        yield f"enable_prefix_caching: {engine.name} keeps no prefixes and computes every prompt anew."
-
-
 NOTES: tuple[Rule, ...] = (
     note_wide_draft,
     note_forced_acceptance,
@@ -83,4 +77,4 @@ NOTES: tuple[Rule, ...] = (
     note_vision,
     note_plain,
 )
-REMARKS: tuple[Rule, ...] = (remark_index_cache, remark_prefix_cache)
+REMARKS: tuple[Rule, ...] = (remark_index_cache,)

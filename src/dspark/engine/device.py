@@ -51,9 +51,9 @@ def graph_mode(config: Config, device: torch.device) -> CUDAGraphMode:
 def engine_facts() -> EngineFacts:
     """The engine of this package: one rank, on the CPU or on an accelerator that Triton compiles for."""
     if _has_triton():
-        return EngineFacts("this engine", devices=("cpu", "cuda"), has_prefix_cache=True)
+        return EngineFacts("this engine", devices=("cpu", "cuda"))
     idle = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return EngineFacts("the CPU engine", has_prefix_cache=True, idle_devices=idle)
+    return EngineFacts("the CPU engine", idle_devices=idle)
 
 
 def hardware_facts() -> HardwareFacts:

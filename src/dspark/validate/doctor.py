@@ -246,7 +246,7 @@ def _asks_for_width(config: Config) -> bool:
 def _state(plan: ModelPlan, config: Config, facts: ModelFacts, engine: EngineFacts | None) -> StateBytes:
     width = config.draft_width(facts) if plan.draft else 0
     index_dtype = config.index_cache_dtype if engine is None else engine.index_cache_dtype
-    reuses_prefixes = config.enable_prefix_caching and (engine is None or engine.has_prefix_cache)
+    reuses_prefixes = config.enable_prefix_caching
     return state_bytes(plan, width, config.kv_cache_dtype, index_dtype, reuses_prefixes=reuses_prefixes)
 
 
