@@ -13,19 +13,20 @@ RANKS = {
     "config": 0,
     "checkpoint": 1,
     "ops": 2,
-    "layers": 3,
-    "models": 4,
-    "state": 5,
-    "sampling": 6,
-    "speculative": 6,
-    "scheduler": 7,
-    "engine": 8,
-    "serve": 9,
+    "parallel": 3,
+    "layers": 4,
+    "models": 5,
+    "state": 6,
+    "sampling": 7,
+    "speculative": 7,
+    "scheduler": 8,
+    "engine": 9,
+    "serve": 10,
 }
 # Beside the line: they may import anything below the command line; only the command line imports them.
 BESIDE = frozenset({"assets", "bench", "calibrate", "convert", "train", "validate"})
 TOP = "cli"
-# What sampling.py and speculative/ share rank 6 for: the samplers are values that verification takes.
+# What sampling.py and speculative/ share a rank for: the samplers are values that verification takes.
 SAME_RANK_ALLOWED = frozenset({("speculative", "sampling")})
 
 # An optional package is imported inside a function, in the one file named here.

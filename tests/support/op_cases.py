@@ -332,6 +332,13 @@ def _cases() -> list[OpCase]:
             lambda ops, x: (ops.mean_streams(x),),
             lambda x: (x.double().mean(1),),
         ),
+        OpCase(
+            "sum_parts",
+            lambda g, T: (normal(g, T, 3, 19), normal(g, T, 3, 19).bfloat16()),
+            lambda ops, x, y: (ops.sum_parts(x.transpose(0, 1)), ops.sum_parts(y.transpose(0, 1))),
+            lambda x, y: (x.double().sum(1), y.double().sum(1)),
+            tolerance=8e-3,
+        ),
         *hyper_cases(4, 33),
         *hyper_cases(3, 64),
         *selection_cases(),

@@ -5,7 +5,21 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dspark.ops import attention, compress, engram, experts, hyper, index, linear, norm, quantise, rope, route, rows
+from dspark.ops import (
+    attention,
+    compress,
+    engram,
+    experts,
+    hyper,
+    index,
+    linear,
+    norm,
+    parts,
+    quantise,
+    rope,
+    route,
+    rows,
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,7 @@ class OpSet:
     engram_gate: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     route_rows: Callable[..., route.Route]
     write_rows: Callable[[Tensor, Tensor, Tensor], None]
+    sum_parts: Callable[[Tensor], Tensor]
     reads_codes: bool = False
 
 
@@ -69,4 +84,5 @@ TORCH_OPS = OpSet(
     engram_gate=engram.engram_gate,
     route_rows=route.route_rows,
     write_rows=rows.write_rows,
+    sum_parts=parts.sum_parts,
 )

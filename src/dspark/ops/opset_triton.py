@@ -19,6 +19,7 @@ from dspark.ops.triton import (
     index,
     linear,
     norm,
+    parts,
     pick,
     quantise,
     rope,
@@ -79,5 +80,6 @@ TRITON_OPS = OpSet(
     engram_gate=engram.engram_gate,
     route_rows=route.route_rows,
     write_rows=rows.write_rows,
+    sum_parts=parts.sum_parts,
     reads_codes=True,
 )
