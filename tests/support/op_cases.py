@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dspark.ops.elementwise import sigmoid, silu, softplus
 from dspark.ops.engram import hash_ngrams
-from dspark.ops.hyper import StreamMix, head_mix
+from dspark.ops.hyper import Residual, StreamMix, head_mix
 from dspark.ops.index import IndexKeys, candidate_rows
 from dspark.ops.opset import OpSet
 from dspark.ops.rope import rope_frequencies, rotations
@@ -158,31 +158,57 @@ def hyper_cases(size: int, width: int) -> list[OpCase]:
     """The ops of hyper-connections with `size` streams."""
     scale, base, weight = fixed(8, 3), fixed(9, (2 + size) * size), fixed(10, size, width)
     fn, norm_weight = fixed(15, (2 + size) * size, size * width), fixed(16, width)
-    numbers = 7, 1e-6, 1e-5, 1e-6
+    group = 4 if width % 4 == 0 else 0
+    numbers = 7, 1e-6, 1e-5, 1e-6, group
 
     def rows(g: torch.Generator, T: int) -> Rows:
-        return normal(g, T, size, width), torch.rand(T, size, generator=g), normal(g, T, width)
+        pending = normal(g, T, width), torch.rand(T, size, generator=g), torch.rand(T, size, size, generator=g)
+        return normal(g, T, size, width), torch.rand(T, size, generator=g), *pending
 
-    def read(ops: OpSet, streams: Tensor, carried: Tensor, output: Tensor) -> Rows:
-        own, mix = ops.read_streams(streams, None, fn, scale, base, norm_weight, *numbers)
-        shifted, _ = ops.read_streams(streams, carried, fn, scale, base, norm_weight, *numbers)
-        return own, shifted, *mix, ops.expand_streams(output, streams, mix), ops.collapse_streams(streams, mix.pre)
+    def read(ops: OpSet, streams: Tensor, carried: Tensor, output: Tensor, post: Tensor, comb: Tensor) -> Rows:
+        """Whole streams and pending ones; own pre-weights and carried ones; the last collapse."""
+        whole = Residual(streams, carried)
+        pending = Residual(streams, carried, (output, StreamMix(carried, post, comb)))
+        own = ops.read_streams(whole, False, fn, scale, base, norm_weight, *numbers)
+        shifted = ops.read_streams(pending, True, fn, scale, base, norm_weight, *numbers)
+        head = ops.read_head(own.leave(output), fn[:size], scale[:1], base[:size], norm_weight, *numbers[1:4])
+        collapsed = ops.collapse_streams(streams, carried)
+        return own.x, *own.mix, shifted.x, shifted.streams, *shifted.mix, *head, collapsed
 
-    def naive_read(streams: Tensor, carried: Tensor, output: Tensor) -> Rows:
-        flat = streams.double().flatten(1)
-        logits = (flat @ fn.double().t()) * (flat.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
-        mix = naive.mix_streams(logits, scale, base, size, 7, 1e-6)
-        collapsed = [naive.collapse_streams(streams, pre) for pre in (mix[0], carried)]
-        inputs = [naive.rms_norm(x, norm_weight, 1e-6) for x in collapsed]
-        return *inputs, *mix, naive.expand_streams(output, streams, StreamMix(*mix)), collapsed[0]
+    def quantised(ops: OpSet, *inputs: Tensor) -> Rows:
+        """The quantised input is that of the raw one; both are given, for rows near a boundary."""
+        half = ops.read_streams(Residual(*inputs[:2]), False, fn, scale, base, norm_weight, *numbers)
+        again = ops.quantise_fp8(half.x, group) if group else half.x
+        return half.quantised, half.quantised - again
+
+    def naive_read(streams: Tensor, carried: Tensor, output: Tensor, post: Tensor, comb: Tensor) -> Rows:
+        def logits(streams: Tensor, fn: Tensor) -> Tensor:
+            flat = streams.double().flatten(1)
+            return (flat @ fn.double().t()) * (flat.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+
+        def read(streams: Tensor, pre: Tensor | None) -> Rows:
+            mix = naive.mix_streams(logits(streams, fn), scale, base, size, 7, 1e-6)
+            x = naive.collapse_streams(streams, mix[0] if pre is None else pre)
+            return naive.rms_norm(x, norm_weight, 1e-6), *mix
+
+        own = read(streams, None)
+        written = naive.expand_streams(output, streams, (carried, post, comb))
+        shifted, *shifted_mix = read(written, carried)
+        last = naive.expand_streams(output, streams, StreamMix(*own[1:]))
+        pre = naive.sigmoid(logits(last, fn[:size]) * scale[0] + base[:size]) + 1e-6
+        hidden = naive.collapse_streams(last, pre)
+        head = hidden, naive.rms_norm(hidden, norm_weight, 1e-6)
+        return *own, shifted, written, *shifted_mix, *head, naive.collapse_streams(streams, carried)
 
     return [
-        OpCase(f"read, expand, collapse S{size} D{width}", rows, read, naive_read, tolerance=5e-5),
+        OpCase(f"read, expand, collapse S{size} D{width}", rows, read, naive_read, tolerance=1e-4),
+        OpCase(f"quantised input S{size} D{width}", rows, quantised),
         OpCase(
-            f"stream_rstd S{size} D{width}",
-            lambda g, T: (normal(g, T, size * width),),
-            lambda ops, x: (ops.stream_rstd(x, 1e-6),),
-            lambda x: ((x.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt(),),
+            f"embed_streams S{size} D{width}",
+            lambda g, T: (torch.randint(0, size, (T,), generator=g),),
+            lambda ops, ids: (ops.embed_streams(weight, ids, size, torch.float32),),
+            lambda ids: (weight[ids].unsqueeze(1).repeat(1, size, 1),),
+            tolerance=0.0,
         ),
         OpCase(
             f"head_mix S{size}",

@@ -71,12 +71,11 @@ class Attention(nn.Module):
         """Window keys [T, K] of quantised inputs x [T, D] at the positions of `turn`."""
         return self.quantise_window(self.ops.apply_rope(self.kv_norm(self.wkv(x)), *turn))
 
-    def forward(self, x: Tensor, view: StateView, picks: SharedPicks) -> Tensor:
-        """x: [T, D] -> [T, D]; writes this layer's rows of the pass into the state."""
+    def forward(self, x: Tensor, quantised: Tensor, view: StateView, picks: SharedPicks) -> Tensor:
+        """x: [T, D] and the same quantised -> [T, D]; writes this layer's rows of the pass into the state."""
         if self.plan.rope not in picks.turns:
             picks.turns[self.plan.rope] = rotations(view.positions, self.freqs)
         turn = picks.turns[self.plan.rope]
-        quantised = self.quantise_input(x)
         q_latent = self.quantise_input(self.q_norm(self.wq_a(quantised)))
         sources = [view.window_keys(self.key, self.window_rows(quantised, turn))]
         if self.plan.compression is not None:

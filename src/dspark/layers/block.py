@@ -12,35 +12,36 @@ from dspark.layers.linear import RMSNorm
 from dspark.layers.moe import MixtureOfExperts
 from dspark.layers.plans import LayerPlan, QuantPlan
 from dspark.layers.state_view import StateView
+from dspark.ops.hyper import Residual
 from dspark.ops.opset import OpSet
 
 
 class Block(nn.Module):
-    """A block works on the residual streams [T, S, D] and on the pre-weights [T, S] carried between halves."""
+    """A block reads and leaves a residual; each half's output is written into the streams by whoever reads next."""
 
     def __init__(self, plan: LayerPlan, quant: QuantPlan, ops: OpSet) -> None:
         super().__init__()
         self.plan = plan
         self.ops = ops
-        self.hc_attn = HalfMix(plan.hyper, plan.hidden_size, ops)
+        self.hc_attn = HalfMix(plan.hyper, plan.hidden_size, quant.block, ops)
         self.attn_norm = RMSNorm(plan.hidden_size, plan.norm_eps, ops)
         self.attn = Attention(plan, quant, ops)
-        self.hc_ffn = HalfMix(plan.hyper, plan.hidden_size, ops)
+        self.hc_ffn = HalfMix(plan.hyper, plan.hidden_size, quant.block, ops)
         self.ffn_norm = RMSNorm(plan.hidden_size, plan.norm_eps, ops)
         self.ffn = MixtureOfExperts(plan.moe, quant, ops)
         self.engram = Engram(plan.engram, plan.hyper, plan.hidden_size, quant, ops) if plan.engram else None
 
-    def attention_half(
-        self, streams: Tensor, carried: Tensor, view: StateView, picks: SharedPicks
-    ) -> tuple[Tensor, Tensor]:
-        """Streams after the attention half, and its pre-weights."""
-        x, mix = self.hc_attn(streams, carried, self.attn_norm)
-        return self.ops.expand_streams(self.attn(x, view, picks), streams, mix), mix.pre
+    def attention_half(self, residual: Residual, view: StateView, picks: SharedPicks) -> Residual:
+        """The residual after the attention half; its streams are this block's input."""
+        half = self.hc_attn(residual, self.attn_norm)
+        output = self.attn(half.x, half.quantised, view, picks)
+        return half.leave(output)
 
-    def feed_forward_half(self, streams: Tensor, carried: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Streams after the feed-forward half, and its pre-weights."""
-        x, mix = self.hc_ffn(streams, carried, self.ffn_norm)
-        return self.ops.expand_streams(self.ffn(x, token_ids), streams, mix), mix.pre
+    def feed_forward_half(self, residual: Residual, token_ids: Tensor) -> Residual:
+        """The residual after the feed-forward half."""
+        half = self.hc_ffn(residual, self.ffn_norm)
+        output = self.ffn(half.x, half.quantised, token_ids)
+        return half.leave(output)
 
 
 class BlockList(nn.ModuleList):

@@ -7,6 +7,7 @@ from dspark.layers.linear import Linear, parameter
 from dspark.layers.plans import EngramPlan, HyperPlan, QuantPlan
 from dspark.layers.quantisers import activation_quantiser
 from dspark.ops.engram import hash_ngrams
+from dspark.ops.hyper import Residual, written_streams
 from dspark.ops.opset import OpSet
 
 
@@ -45,11 +46,13 @@ class Engram(nn.Module):
         """Table rows [T, columns] of n-grams [T, n]."""
         return hash_ngrams(ngrams, self.multipliers, self.primes, self.offsets)
 
-    def forward(self, streams: Tensor, ngrams: Tensor) -> Tensor:
-        """streams: [T, S, D], ngrams: [T, n] compressed ids -> [T, S, D]."""
+    def forward(self, residual: Residual, ngrams: Tensor) -> Residual:
+        """The residual with whole streams to which the rows of ngrams [T, n], compressed ids, are added."""
+        streams = written_streams(residual, self.ops.expand_streams)
         found = self.ops.stored(self.embed.weight[self.hashes(ngrams)], self.storage).flatten(1)
         projected = self.wkv(self.quantise(found.to(streams.dtype)))
         keys = projected[:, : -self.hidden_size].unflatten(-1, (self.hyper.num_streams, self.hidden_size))
         value = projected[:, -self.hidden_size :]
         gate = self.ops.engram_gate(streams, keys, self.q_weight * self.k_weight, self.hyper.norm_eps)
-        return (streams.float() + gate.unsqueeze(-1) * value.float().unsqueeze(1)).to(streams.dtype)
+        added = (streams.float() + gate.unsqueeze(-1) * value.float().unsqueeze(1)).to(streams.dtype)
+        return Residual(added, residual.carried)

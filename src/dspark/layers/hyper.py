@@ -1,39 +1,35 @@
 """Hyper-connection halves: how a half reads its input from the residual streams and writes its output back."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor, nn
 
 from dspark.layers.linear import RMSNorm, parameter
 from dspark.layers.plans import HyperPlan
-from dspark.ops.hyper import StreamMix, head_mix
+from dspark.ops.hyper import HalfInput, Residual, written_streams
 from dspark.ops.opset import OpSet
 
 
 class HalfMix(nn.Module):
-    """The mix of one half (attention or feed-forward) of a block."""
+    """The mix of one half (attention or feed-forward) of a block; its input is quantised in groups of `group`."""
 
-    def __init__(self, plan: HyperPlan, hidden_size: int, ops: OpSet) -> None:
+    def __init__(self, plan: HyperPlan, hidden_size: int, group: int, ops: OpSet) -> None:
         super().__init__()
         size = plan.num_streams
         self.plan = plan
+        self.group = group
         self.ops = ops
         self.fn = parameter((2 + size) * size, size * hidden_size)
         self.base = parameter((2 + size) * size)
         self.scale = parameter(3)
 
-    def forward(self, streams: Tensor, carried: Tensor, norm: RMSNorm) -> tuple[Tensor, StreamMix]:
-        """Input of the half and the mix that writes back.
-
-        Args:
-            streams: [T, S, D]. carried: [T, S] pre-weights that the half before computed.
-            norm: of the collapsed input.
-        Returns:
-            normalised input [T, D] and this half's own mix.
-        """
+    def forward(self, residual: Residual, norm: RMSNorm) -> HalfInput:
+        """Input of the half and what takes its output; `norm` is that of the collapsed row."""
         plan = self.plan
         return self.ops.read_streams(
-            streams,
-            carried if plan.shifted else None,
+            residual,
+            plan.shifted,
             self.fn,
             self.scale,
             self.base,
@@ -42,6 +38,7 @@ class HalfMix(nn.Module):
             plan.eps,
             plan.norm_eps,
             norm.eps,
+            self.group,
         )
 
 
@@ -56,11 +53,12 @@ class HeadMix(nn.Module):
         self.base = parameter(plan.num_streams)
         self.scale = parameter(1)
 
-    def forward(self, streams: Tensor, carried: Tensor) -> Tensor:
-        """[T, S, D] -> [T, D]; the carried pre-weights are not used."""
-        flat = streams.flatten(1).float()
-        logits = self.ops.linear(flat, self.fn) * self.ops.stream_rstd(flat, self.plan.norm_eps)
-        return self.ops.collapse_streams(streams, head_mix(logits, self.scale, self.base, self.plan.eps))
+    def forward(self, residual: Residual, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+        """[T, D] collapsed, and normalised by `norm`; the carried pre-weights are not used."""
+        plan = self.plan
+        return self.ops.read_head(
+            residual, self.fn, self.scale, self.base, norm.weight, plan.eps, plan.norm_eps, norm.eps
+        )
 
 
 class CarriedCollapse(nn.Module):
@@ -70,13 +68,21 @@ class CarriedCollapse(nn.Module):
         super().__init__()
         self.ops = ops
 
-    def forward(self, streams: Tensor, carried: Tensor) -> Tensor:
-        """[T, S, D], [T, S] -> [T, D]."""
-        return self.ops.collapse_streams(streams, carried)
+    def forward(self, residual: Residual, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+        """[T, D] collapsed, and normalised by `norm`."""
+        hidden = self.ops.collapse_streams(written_streams(residual, self.ops.expand_streams), residual.carried)
+        return hidden, norm(hidden)
 
 
-def first_stream(num_rows: int, num_streams: int, device: torch.device) -> Tensor:
-    """Pre-weights [T, S] that select stream 0: what the first half of a model is fed with."""
-    weights = torch.zeros(num_rows, num_streams, device=device)
-    weights[:, 0] = 1.0
+def embedded(weight: Tensor, token_ids: Tensor, num_streams: int, dtype: torch.dtype, ops: OpSet) -> Residual:
+    """What the first half of a model reads: the rows of an embedding in every stream, and stream 0 to collapse to."""
+    streams = ops.embed_streams(weight, token_ids, num_streams, dtype)
+    return Residual(streams, _first_stream(num_streams, streams.device).expand(streams.shape[0], -1))
+
+
+@lru_cache(maxsize=16)
+def _first_stream(num_streams: int, device: torch.device) -> Tensor:
+    """Pre-weights [S] that select stream 0."""
+    weights = torch.zeros(num_streams, device=device)
+    weights[0] = 1.0
     return weights

@@ -83,10 +83,9 @@ class MixtureOfExperts(nn.Module):
         self.quantise = activation_quantiser(quant, ops)
         self.group = quant.block
 
-    def forward(self, x: Tensor, token_ids: Tensor) -> Tensor:
-        """x: [T, D], token_ids: [T] -> [T, D]."""
+    def forward(self, x: Tensor, quantised: Tensor, token_ids: Tensor) -> Tensor:
+        """x: [T, D] and the same quantised, token_ids: [T] -> [T, D]."""
         route = self.gate(x, token_ids)
-        quantised = self.quantise(x)
         stored, experts, shared = self.ops.stored, self.experts, self.shared_experts
         routed = stored(experts.w13, experts.storage), stored(experts.w2, experts.storage)
         beside = stored(shared.w13.weight, shared.w13.storage), stored(shared.w2.weight, shared.w2.storage)

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from dspark.layers.attention import SharedPicks
 from dspark.layers.block import Block, BlockList
-from dspark.layers.hyper import CarriedCollapse, HeadMix, first_stream
+from dspark.layers.hyper import CarriedCollapse, HeadMix, embedded
 from dspark.layers.linear import Embedding, Linear, RMSNorm
 from dspark.layers.plans import ModelPlan, Storage
 from dspark.layers.state_view import StateView
+from dspark.ops.hyper import Residual, written_streams
 from dspark.ops.opset import OpSet
 
 
@@ -49,35 +50,32 @@ class Decoder(nn.Module):
         self.collapse = HeadMix(plan.hyper, plan.hidden_size, ops) if plan.head_mix else CarriedCollapse(ops)
         self.norm = RMSNorm(plan.hidden_size, plan.norm_eps, ops)
         self.head = Linear(plan.hidden_size, plan.vocab_size, Storage.BF16, ops)
-        draft = plan.draft
-        self.captured_inputs = frozenset(draft.target_layer_ids if draft and not draft.captures_output else ())
-        self.captured_outputs = frozenset(draft.target_layer_ids if draft and draft.captures_output else ())
+        self.captured = _captured_inputs(plan)
         token_map = torch.arange(plan.vocab_size) if plan.ngrams else None
         self.register_buffer("token_map", token_map, persistent=False)
 
     def forward(self, tokens: PassTokens, view: StateView) -> TargetOutput:
         """One pass over T rows; every layer reads and writes the state through `view`."""
-        num_streams = self.plan.hyper.num_streams
-        streams = self.embed_streams(tokens.token_ids)
-        carried = first_stream(streams.shape[0], num_streams, streams.device)
+        residual = self.embed_rows(tokens.token_ids)
         ngrams = self._compressed_ngrams(tokens.ngrams)
         picks = SharedPicks()
         captured: list[Tensor] = []
         for index, block in enumerate(self.layers):
             if block.engram is not None:
-                streams = block.engram(streams, ngrams)
-            if index in self.captured_inputs:
-                captured.append(self.ops.mean_streams(streams))
-            streams, carried = block.attention_half(streams, carried, view, picks)
-            streams, carried = block.feed_forward_half(streams, carried, tokens.token_ids)
-            if index in self.captured_outputs:
-                captured.append(self.ops.mean_streams(streams))
-        hidden = self.norm(self.collapse(streams, carried))
+                residual = block.engram(residual, ngrams)
+            residual = block.attention_half(residual, view, picks)
+            if index in self.captured:
+                captured.append(self.ops.mean_streams(residual.streams))
+            residual = block.feed_forward_half(residual, tokens.token_ids)
+        if len(self.layers) in self.captured:
+            residual = Residual(written_streams(residual, self.ops.expand_streams), residual.carried)
+            captured.append(self.ops.mean_streams(residual.streams))
+        _, hidden = self.collapse(residual, self.norm)
         return TargetOutput(hidden, torch.cat(captured, dim=-1) if captured else None)
 
-    def embed_streams(self, token_ids: Tensor) -> Tensor:
-        """[T] -> [T, S, D]: the embedding copied into every stream."""
-        return self.embed(token_ids).to(self.dtype).unsqueeze(1).repeat(1, self.plan.hyper.num_streams, 1)
+    def embed_rows(self, token_ids: Tensor) -> Residual:
+        """What the first half reads of rows with these tokens [T]."""
+        return embedded(self.embed.weight, token_ids, self.plan.hyper.num_streams, self.dtype, self.ops)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[T, D] -> [T, V] float32."""
@@ -89,3 +87,14 @@ class Decoder(nn.Module):
         assert self.token_map is not None
         known = self.token_map[ngrams.clamp(min=0)]
         return torch.where(ngrams >= 0, known, self.token_map[self.plan.ngrams.pad_token_id])
+
+
+def _captured_inputs(plan: ModelPlan) -> frozenset[int]:
+    """Layers whose input streams are features of the draft; a layer's output is the input of the next one.
+
+    That holds while no Engram layer follows a layer whose output is captured: Engram adds to the streams in between.
+    """
+    draft = plan.draft
+    if draft is None:
+        return frozenset()
+    return frozenset(index + draft.captures_output for index in draft.target_layer_ids)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dspark.layers.attention import SharedPicks
 from dspark.layers.block import Block, BlockList
-from dspark.layers.hyper import CarriedCollapse, HeadMix, first_stream
+from dspark.layers.hyper import CarriedCollapse, HeadMix
 from dspark.layers.linear import Embedding, Linear, RMSNorm
 from dspark.layers.plans import ModelPlan, RopePlan, Storage
 from dspark.layers.quantisers import activation_quantiser
@@ -32,7 +32,6 @@ class DsparkDraft(nn.Module):
         super().__init__()
         assert plan.draft is not None
         self.plan = plan.draft
-        self.hyper = plan.hyper
         size, quant = plan.hidden_size, plan.quant
         self.main_proj = Linear(len(self.plan.target_layer_ids) * size, size, quant.dense, ops)
         self.main_norm = RMSNorm(size, plan.norm_eps, ops)
@@ -66,14 +65,13 @@ class DsparkDraft(nn.Module):
             token_ids: [N] int64, blocks of [anchor, noise, ...]. view: the blocks' positions and context windows.
             target: gives the embedding.
         """
-        streams = target.embed_streams(token_ids)
-        carried = first_stream(streams.shape[0], self.hyper.num_streams, streams.device)
+        residual = target.embed_rows(token_ids)
         picks = SharedPicks()
         for stage in self.stages:
-            streams, carried = stage.attention_half(streams, carried, view, picks)
-            streams, carried = stage.feed_forward_half(streams, carried, token_ids)
-        hidden = self.collapse(streams, carried)
-        return DraftHidden(self.norm(hidden), hidden)
+            residual = stage.attention_half(residual, view, picks)
+            residual = stage.feed_forward_half(residual, token_ids)
+        hidden, normed = self.collapse(residual, self.norm)
+        return DraftHidden(normed, hidden)
 
     def block_tokens(self, anchors: Tensor, block_size: int | None = None) -> Tensor:
         """[R] anchors -> [R * G] block inputs: the anchor, then noise tokens; G is the trained size by default."""

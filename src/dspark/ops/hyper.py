@@ -1,6 +1,7 @@
 """Manifold-constrained hyper-connections: several residual streams, mixed by small learned matrices."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from dspark.ops.elementwise import sigmoid
 from dspark.ops.linear import linear
 from dspark.ops.norm import rms_norm
+from dspark.ops.quantise import quantise_fp8
 
 
 class StreamMix(NamedTuple):
@@ -18,6 +20,31 @@ class StreamMix(NamedTuple):
     pre: Tensor
     post: Tensor
     comb: Tensor
+
+
+class Residual(NamedTuple):
+    """Residual streams between two halves of blocks.
+
+    streams: [T, S, D] before `pending` is written. carried: [T, S] pre-weights of the half before. pending: output
+    [T, D] of that half and the mix that writes it; the next reader does so. None where the streams are whole.
+    """
+
+    streams: Tensor
+    carried: Tensor
+    pending: tuple[Tensor, StreamMix] | None = None
+
+
+class HalfInput(NamedTuple):
+    """What a half reads: x [T, D] normalised and the same quantised; whole streams and the mix that take its output."""
+
+    x: Tensor
+    quantised: Tensor
+    streams: Tensor
+    mix: StreamMix
+
+    def leave(self, output: Tensor) -> Residual:
+        """The residual after the half, its output [T, D] still to be written."""
+        return Residual(self.streams, self.mix.pre, (output, self.mix))
 
 
 def stream_rstd(flat: Tensor, eps: float) -> Tensor:
@@ -63,18 +90,22 @@ def collapse_streams(streams: Tensor, pre: Tensor) -> Tensor:
     return (streams.float() * pre.unsqueeze(-1)).sum(1).to(streams.dtype)
 
 
-def read_streams_of(
-    product: Callable[[Tensor, Tensor], Tensor],
-    rstd: Callable[[Tensor, float], Tensor],
-    mix: Callable[..., StreamMix],
-    collapse: Callable[[Tensor, Tensor], Tensor],
-    norm: Callable[..., Tensor],
-) -> Callable[..., tuple[Tensor, StreamMix]]:
-    """Reading of a half's input from its parts: `linear` and the ops of this file and of `norm` of one set of twins."""
+@dataclass(frozen=True)
+class StreamReader:
+    """Reading of residual streams from the parts of one set of twins: ops of this file and of its neighbours."""
+
+    product: Callable[[Tensor, Tensor], Tensor]
+    rstd: Callable[[Tensor, float], Tensor]
+    mix: Callable[..., StreamMix]
+    collapse: Callable[[Tensor, Tensor], Tensor]
+    expand: Callable[[Tensor, Tensor, StreamMix], Tensor]
+    norm: Callable[[Tensor, Tensor | None, float], Tensor]
+    quantise: Callable[[Tensor, int], Tensor]
 
     def read_streams(
-        streams: Tensor,
-        carried: Tensor | None,
+        self,
+        residual: Residual,
+        is_shifted: bool,
         fn: Tensor,
         scale: Tensor,
         base: Tensor,
@@ -83,25 +114,40 @@ def read_streams_of(
         eps: float,
         stream_eps: float,
         norm_eps: float,
-    ) -> tuple[Tensor, StreamMix]:
-        """A half's normalised input, and the mix that writes its output back.
+        group: int,
+    ) -> HalfInput:
+        """Write what is pending, then make a half's input and the mix that writes its output back.
 
         Args:
-            streams: [T, S, D]. carried: [T, S] pre-weights of the half before, or None to collapse with the own ones.
+            is_shifted: collapse with the pre-weights that are carried, not with the own ones.
             fn: [(2 + S) * S, S * D] projection to mix logits. scale, base, iterations, eps: see `mix_streams`.
             norm_weight: [D]. stream_eps, norm_eps: added to the mean squares of streams and of the collapsed row.
-        Returns:
-            [T, D] in the streams' dtype, and the mix.
+            group: columns that share a scale of the quantised input; 0 where nothing is quantised.
         """
+        streams = written_streams(residual, self.expand)
+        own = self.mix(self._logits(streams, fn, stream_eps), scale, base, streams.shape[1], iterations, eps)
+        x = self.norm(self.collapse(streams, residual.carried if is_shifted else own.pre), norm_weight, norm_eps)
+        return HalfInput(x, self.quantise(x, group) if group else x, streams, own)
+
+    def read_head(
+        self,
+        residual: Residual,
+        fn: Tensor,
+        scale: Tensor,
+        base: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        stream_eps: float,
+        norm_eps: float,
+    ) -> tuple[Tensor, Tensor]:
+        """The last collapse with weights of its own, fn [S, S * D]: [T, D] as it is, and normalised."""
+        streams = written_streams(residual, self.expand)
+        hidden = self.collapse(streams, head_mix(self._logits(streams, fn, stream_eps), scale, base, eps))
+        return hidden, self.norm(hidden, norm_weight, norm_eps)
+
+    def _logits(self, streams: Tensor, fn: Tensor, eps: float) -> Tensor:
         flat = streams.flatten(1).float()
-        logits = product(flat, fn) * rstd(flat, stream_eps)
-        own = mix(logits, scale, base, streams.shape[1], iterations, eps)
-        return norm(collapse(streams, own.pre if carried is None else carried), norm_weight, norm_eps), own
-
-    return read_streams
-
-
-read_streams = read_streams_of(linear, stream_rstd, mix_streams, collapse_streams, rms_norm)
+        return self.product(flat, fn) * self.rstd(flat, eps)
 
 
 def mean_streams(streams: Tensor) -> Tensor:
@@ -114,3 +160,19 @@ def expand_streams(output: Tensor, streams: Tensor, mix: StreamMix) -> Tensor:
     written = mix.post.unsqueeze(-1) * output.float().unsqueeze(1)
     carried = (mix.comb.unsqueeze(-1) * streams.float().unsqueeze(2)).sum(1)
     return (written + carried).to(streams.dtype)
+
+
+def written_streams(residual: Residual, expand: Callable[[Tensor, Tensor, StreamMix], Tensor]) -> Tensor:
+    """Streams [T, S, D] after what is pending."""
+    if residual.pending is None:
+        return residual.streams
+    output, mix = residual.pending
+    return expand(output, residual.streams, mix)
+
+
+def embed_streams(weight: Tensor, token_ids: Tensor, num_streams: int, dtype: torch.dtype) -> Tensor:
+    """Rows of the embedding copied into every stream: [V, D], [T] -> [T, S, D]."""
+    return weight[token_ids].to(dtype).unsqueeze(1).repeat(1, num_streams, 1)
+
+
+TORCH_READER = StreamReader(linear, stream_rstd, mix_streams, collapse_streams, expand_streams, rms_norm, quantise_fp8)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from dspark.ops import (
@@ -47,8 +48,9 @@ class OpSet:
     apply_rope: Callable[[Tensor, Tensor, Tensor], Tensor]
     pool_groups: Callable[[Tensor, Tensor], Tensor]
     gate_and_up: Callable[[Tensor, float], Tensor]
-    stream_rstd: Callable[[Tensor, float], Tensor]
-    read_streams: Callable[..., tuple[Tensor, hyper.StreamMix]]
+    embed_streams: Callable[[Tensor, Tensor, int, torch.dtype], Tensor]
+    read_streams: Callable[..., hyper.HalfInput]
+    read_head: Callable[..., tuple[Tensor, Tensor]]
     collapse_streams: Callable[[Tensor, Tensor], Tensor]
     expand_streams: Callable[[Tensor, Tensor, hyper.StreamMix], Tensor]
     mean_streams: Callable[[Tensor], Tensor]
@@ -76,8 +78,9 @@ TORCH_OPS = OpSet(
     apply_rope=rope.apply_rope,
     pool_groups=compress.pool_groups,
     gate_and_up=experts.gate_and_up,
-    stream_rstd=hyper.stream_rstd,
-    read_streams=hyper.read_streams,
+    embed_streams=hyper.embed_streams,
+    read_streams=hyper.TORCH_READER.read_streams,
+    read_head=hyper.TORCH_READER.read_head,
     collapse_streams=hyper.collapse_streams,
     expand_streams=hyper.expand_streams,
     mean_streams=hyper.mean_streams,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dspark.ops.experts import mixture_of
+from dspark.ops.hyper import embed_streams
 from dspark.ops.opset import OpSet
 from dspark.ops.packing import GROUP_ROWS, PackedWeight
 from dspark.ops.route import Route
@@ -72,8 +73,9 @@ TRITON_OPS = OpSet(
     apply_rope=rope.apply_rope,
     pool_groups=compress.pool_groups,
     gate_and_up=elementwise.gate_and_up,
-    stream_rstd=norm.stream_rstd,
+    embed_streams=embed_streams,
     read_streams=hyper.read_streams,
+    read_head=hyper.read_head,
     collapse_streams=hyper.collapse_streams,
     expand_streams=hyper.expand_streams,
     mean_streams=hyper.mean_streams,

@@ -194,7 +194,9 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
 
     dense = DenseOps(recorder, fuse(masked_softmax), fuse(index_divergence), fuse(expert_inner))
     gate, norm_rows = fuse(experts.gate_and_up), fuse(norm.rms_norm)
-    rstd, collapse = fuse(hyper.stream_rstd), fuse(hyper.collapse_streams)
+    fp8, rstd, mix = straight_through(fuse(quantise.quantise_fp8)), fuse(hyper.stream_rstd), fuse(hyper.mix_streams)
+    collapse, expand = fuse(hyper.collapse_streams), fuse(hyper.expand_streams)
+    reader = hyper.StreamReader(linear, rstd, mix, collapse, expand, norm_rows, fp8)
     return OpSet(
         name="training",
         linear=linear,
@@ -204,7 +206,7 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
         mixture=experts.mixture_of(dense.routed_experts, linear, gate),
         index_scores=dense.index_scores,
         pick_rows=index.pick_rows,
-        quantise_fp8=straight_through(fuse(quantise.quantise_fp8)),
+        quantise_fp8=fp8,
         quantise_fp4=straight_through(fuse(quantise.quantise_fp4)),
         quantise_fp4_e4m3=straight_through(fuse(quantise.quantise_fp4_e4m3)),
         stored=stored_values,
@@ -212,10 +214,11 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
         apply_rope=fuse(rope.apply_rope),
         pool_groups=fuse(compress.pool_groups),
         gate_and_up=gate,
-        stream_rstd=rstd,
-        read_streams=hyper.read_streams_of(linear, rstd, fuse(hyper.mix_streams), collapse, norm_rows),
+        embed_streams=hyper.embed_streams,
+        read_streams=reader.read_streams,
+        read_head=reader.read_head,
         collapse_streams=collapse,
-        expand_streams=fuse(hyper.expand_streams),
+        expand_streams=expand,
         mean_streams=fuse(hyper.mean_streams),
         engram_gate=fuse(engram.engram_gate),
         route_rows=route.route_rows,

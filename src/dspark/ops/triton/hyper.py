@@ -9,9 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.ops.hyper import StreamMix
+from dspark.ops.hyper import HalfInput, Residual, StreamMix, head_mix, written_streams
+from dspark.ops.triton import plain_product
 from dspark.ops.triton.elementwise import round_bf16, sigmoid
 from dspark.ops.triton.launch import INTERPRETED, block_of, new_output, packed, rounded, warps_of
+from dspark.ops.triton.norm import rms_norm, stream_rstd
+from dspark.ops.triton.quantise import quantise_fp8
 
 _BLOCK = 256
 _SECTION = 1024
@@ -157,8 +160,8 @@ def _expand(output, streams, post, comb, out, D: tl.constexpr, S: tl.constexpr, 
 
 
 def read_streams(
-    streams: Tensor,
-    carried: Tensor | None,
+    residual: Residual,
+    is_shifted: bool,
     fn: Tensor,
     scale: Tensor,
     base: Tensor,
@@ -167,8 +170,11 @@ def read_streams(
     eps: float,
     stream_eps: float,
     norm_eps: float,
-) -> tuple[Tensor, StreamMix]:
-    """See `dspark.ops.hyper.read_streams`; two launches."""
+    group: int,
+) -> HalfInput:
+    """See `dspark.ops.hyper.StreamReader.read_streams`."""
+    streams = written_streams(residual, expand_streams)
+    carried = residual.carried if is_shifted else None
     num_rows, size, width = streams.shape
     device = streams.device
     pre, post = (torch.empty(num_rows, size, dtype=torch.float32, device=device) for _ in range(2))
@@ -208,7 +214,26 @@ def read_streams(
             INTERPRETED,
             num_warps=warps_of(block),
         )
-    return rounded(out, streams), StreamMix(pre, post, comb)
+    x = rounded(out, streams)
+    return HalfInput(x, quantise_fp8(x, group) if group else x, streams, StreamMix(pre, post, comb))
+
+
+def read_head(
+    residual: Residual,
+    fn: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    stream_eps: float,
+    norm_eps: float,
+) -> tuple[Tensor, Tensor]:
+    """See `dspark.ops.hyper.StreamReader.read_head`."""
+    streams = written_streams(residual, expand_streams)
+    flat = streams.flatten(1).float()
+    logits = plain_product.linear(flat, fn) * stream_rstd(flat, stream_eps)
+    hidden = collapse_streams(streams, head_mix(logits, scale, base, eps))
+    return hidden, rms_norm(hidden, norm_weight, norm_eps)
 
 
 def collapse_streams(streams: Tensor, pre: Tensor) -> Tensor:
