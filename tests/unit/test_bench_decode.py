@@ -7,17 +7,18 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import dspark.engine.assembly as assembly
-from dspark.bench import decode_memory
+import dspark.engine.sizing as sizing
 from dspark.bench.decode import PLAIN, ROUNDS, DecodeSettings, run_decode_bench
-from dspark.bench.dummy_weights import dummy_model, model_bytes, without_draft
+from dspark.bench.dummy_weights import dummy_model, without_draft
 from dspark.bench.geometry import Geometry
 from dspark.cli.app import app
 from dspark.config.errors import DSparkError
 from dspark.engine.graphs import GraphPlan
+from dspark.models.model_bytes import held_bytes, planned_bytes
 from dspark.models.registry import parse_config
 from dspark.ops.opset import TORCH_OPS
-from dspark.ops.packing import Kind, PackedWeight
+from dspark.ops.packing import Kind
+from support.fake_memory import FakeMemory
 from support.tiny_models import tiny_config
 
 SETTINGS = DecodeSettings(requests=(2,), context=9, steps=2, accepted_len=4.0)
@@ -54,7 +55,7 @@ def test_passes_of_fixed_shape_are_stamped(monkeypatch):
     """As with graphs, whose launches run as they are on a CPU."""
     rows = (1, 2, 3, 6, 12)
     plan = lambda config, *rest: None if config.enforce_eager else GraphPlan(rows, rest[-1], is_captured=False)  # noqa: E731
-    monkeypatch.setattr(assembly, "plan_graphs", plan)
+    monkeypatch.setattr(sizing, "plan_graphs", plan)
     rounds = run_decode_bench(geometry_of("v4"), SETTINGS).figures[1]
     assert rounds.phases.target > 0 and rounds.phases.draft > 0 and rounds.tokens == 8
 
@@ -94,14 +95,7 @@ def test_the_memory_is_known_before(ops):
     config |= {"hidden_size": 256, "moe_intermediate_size": 128, "q_lora_rank": 128, "head_dim": 128}
     plan = parse_config(config)
     model = dummy_model(plan, ops, torch.float32, torch.device("cpu"))
-    held = sum(value.nbytes for value in model.parameters())
-    held += sum(
-        value.num_bytes
-        for module in model.modules()
-        for value in vars(module).values()
-        if isinstance(value, PackedWeight)
-    )
-    assert model_bytes(plan, ops) == pytest.approx(held, rel=0.1)
+    assert planned_bytes(plan, ops) == pytest.approx(held_bytes(model), rel=0.1)
 
 
 def test_the_command(tmp_path):
@@ -135,7 +129,8 @@ def test_refusals(options, words):
 
 
 def test_what_does_not_fit_is_refused_with_numbers(monkeypatch):
-    monkeypatch.setattr(decode_memory, "available_bytes", lambda device: 10**10)
+    memory = FakeMemory(10 * 2**30, margin=2**30)
+    monkeypatch.setattr("dspark.bench.decode_memory.memory_of", lambda *place: memory)
     done = CliRunner().invoke(app, ["bench", "decode", "--geometry", "v4-flash", "--layers", "12"])
     assert isinstance(done.exception, DSparkError)
-    assert "10.0 GB are free" in str(done.exception) and "--layers" in str(done.exception)
+    assert "9 GiB are free" in str(done.exception) and "--layers" in str(done.exception)

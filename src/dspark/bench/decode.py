@@ -30,9 +30,12 @@ from dspark.config.errors import DSparkError
 from dspark.config.sampling import SamplingParams
 from dspark.engine.assembly import build_loop
 from dspark.engine.device import engine_facts, hardware_facts, place
+from dspark.engine.device_memory import memory_of
 from dspark.engine.loop import EngineLoop
 from dspark.engine.machine import describe_machine
-from dspark.engine.speculation import plan_speculation
+from dspark.engine.memory import MemoryPlan
+from dspark.engine.sizing import EngineParts, size_engine
+from dspark.engine.speculation import Speculation, plan_speculation
 from dspark.engine.threads import use_threads_for
 from dspark.models.build import Model
 from dspark.models.facts import model_facts
@@ -43,6 +46,8 @@ _WARM_STEPS = 6
 _ROUTE_STEPS = 2
 _PROFILE_STEPS = 8
 _BATCHED_TOKENS = 2048
+# Of a device that nobody else uses.
+_MEMORY_SHARE = 0.95
 
 
 @dataclass(frozen=True)
@@ -138,9 +143,8 @@ class DecodeReport:
     cuts: tuple[str, ...]
     machine: dict[str, Any]
     settings: DecodeSettings
-    weight_bytes: int
     request_bytes: int
-    free_bytes: int
+    memory: MemoryPlan
     copy_bandwidth: float | None
     figures: tuple[DecodeFigure, ...]
 
@@ -157,6 +161,7 @@ class DecodeReport:
             "schema": SCHEMA,
             "weights": "random",
             **values,
+            "memory": self.memory.as_json(),
             "settings": asdict(self.settings),
             "figures": figures,
         }
@@ -175,12 +180,14 @@ def run_decode_bench(
     config = _config(geometry, settings, max(settings.requests), with_draft=settings.with_draft)
     use_threads_for(geometry.plan, read_environment())
     placement = place(config)
-    memory = check_memory(geometry, config, placement)
+    need = check_memory(geometry, config, placement)
     bandwidth = copy_bandwidth(placement.device) if placement.device.type == "cuda" else None
     _release(placement.device)
     with torch.no_grad():
         model = dummy_model(geometry.plan, placement.ops, placement.dtype, placement.device)
         plain_model = without_draft(model)
+    memory = _memory(geometry, model, config, placement.device)
+    _release(placement.device)
     figures = []
     for mode, network in ((PLAIN, plain_model), (ROUNDS, model)):
         if mode == ROUNDS and not (settings.with_draft and model.draft is not None):
@@ -195,12 +202,23 @@ def run_decode_bench(
         geometry.cuts,
         describe_machine(placement.device),
         settings,
-        memory.weights,
-        memory.request,
-        memory.available - memory.weights,
+        need.request,
+        memory,
         bandwidth,
         tuple(figures),
     )
+
+
+def _memory(geometry: Geometry, model: Model, config: Config, device: torch.device) -> MemoryPlan:
+    """Who holds the memory with the most requests; measured, where it can be."""
+    text, assumed = RandomText(geometry.plan.vocab_size), replace(config, max_num_pages=None)
+    assert config.max_model_len is not None
+    parts = EngineParts(model, text, assumed, _speculation(geometry, config), config.max_model_len, device)
+    return size_engine(parts, memory_of(device, config))
+
+
+def _speculation(geometry: Geometry, config: Config) -> Speculation:
+    return replace(plan_speculation(config, model_facts(geometry.plan), {}), health=None)
 
 
 @dataclass(frozen=True)
@@ -259,9 +277,8 @@ class _Bench:
         """A loop in which every request decodes, with a draft where there are drafts."""
         with_draft = self.mode == ROUNDS
         config = _config(self.geometry, self.settings, self.count, with_draft=with_draft, is_eager=is_eager)
-        facts = model_facts(self.geometry.plan)
-        speculation = replace(plan_speculation(config, facts, {}), health=None)
         text = RandomText(self.geometry.plan.vocab_size)
+        speculation = _speculation(self.geometry, config)
         assert config.max_model_len is not None
         loop = build_loop(self.model, text, config, speculation, config.max_model_len, self.device)
         most = config.max_model_len - self.settings.context
@@ -348,6 +365,7 @@ def _config(
         max_num_pages=count * request_pages(geometry, max_len),
         enable_prefix_caching=False,
         enforce_eager=is_eager,
+        gpu_memory_utilization=_MEMORY_SHARE,
         speculative_config=speculative,
     )
     config.validated(model_facts(geometry.plan), hardware=hardware_facts(), engine=engine_facts())

@@ -4,14 +4,11 @@ What a checkpoint's loading would leave behind, without a checkpoint: coded weig
 others are float32. No weight exists in any other form on the way, so a model may fill the device.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from dspark.bench.kernel_shapes import Form
 from dspark.bench.random_weights import random_weight
@@ -21,8 +18,7 @@ from dspark.layers.linear import Embedding, GroupedLinear
 from dspark.layers.moe import HashRouter, RoutedExperts
 from dspark.layers.plans import ModelPlan
 from dspark.models.build import Model
-from dspark.models.inventory import expected_tensors
-from dspark.models.packed_weights import packable
+from dspark.models.model_bytes import model_without_memory, packed_parts
 from dspark.ops.opset import OpSet
 from dspark.ops.packing import GROUP_ROWS, Kind, PackedWeight
 
@@ -32,28 +28,15 @@ _LOWER_SCALES = 0x04040404
 _FP8_FORMS = {(32, 32): Form.FP8_32, (128, 128): Form.FP8_128}
 
 
-class _EmptyOnMeta(TorchFunctionMode):
-    """Parameters are made without memory; buffers keep their values."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is torch.empty:
-            kwargs["device"] = "meta"
-        return func(*args, **kwargs)
-
-
 def dummy_model(plan: ModelPlan, ops: OpSet, dtype: torch.dtype, device: torch.device) -> Model:
     """A model whose weights are random, the same on every call.
 
     Args:
         plan: of the geometry. ops, dtype, device: as for `load_model`.
     """
-    with _EmptyOnMeta():
-        model = Model(plan, ops, dtype)
+    model = model_without_memory(plan, ops, dtype)
     generator = torch.Generator(device=device).manual_seed(0)
-    packed = _packed_parts(plan, model)
+    packed = packed_parts(model)
     for number, (path, parts) in enumerate(packed.items()):
         _set_packed(model, path, parts, device, number)
     _fill_values(model, device, generator)
@@ -67,39 +50,11 @@ def dummy_model(plan: ModelPlan, ops: OpSet, dtype: torch.dtype, device: torch.d
 
 def without_draft(model: Model) -> Model:
     """A model for plain decoding that shares all weights of another; it captures nothing for a draft."""
-    with _EmptyOnMeta():
-        plain = Model(replace(model.plan, draft=None), model.target.ops, model.target.dtype)
+    plain = model_without_memory(replace(model.plan, draft=None), model.target.ops, model.target.dtype)
     for name, child in model.target.named_children():
         setattr(plain.target, name, child)
     plain.target.token_map = model.target.token_map
     return plain.eval()
-
-
-def model_bytes(plan: ModelPlan, ops: OpSet) -> int:
-    """Memory of a model's weights as `dummy_model` makes them, to a percent."""
-    with _EmptyOnMeta():
-        model = Model(plan, ops)
-    packed = _packed_parts(plan, model)
-    coded = sum(one.num_bytes for parts in packed.values() for one in parts)
-    # Scales of coded weights: a byte for 32 columns, of as many rows as share one.
-    scales = sum(
-        math.prod(one.shape) * (2 if one.encoding == "fp4" else 1) // (32 * one.block[0])
-        for parts in packed.values()
-        for one in parts
-        if one.block is not None
-    )
-    plain = sum(4 * value.numel() for name, value in model.named_parameters() if name not in packed)
-    routes = sum(8 * value.numel() for name, value in model.named_buffers() if name.endswith("tid2eid"))
-    return coded + scales + plain + routes
-
-
-def _packed_parts(plan: ModelPlan, model: Model) -> dict[str, list[TensorPlan]]:
-    """Stored tensors of each weight that the products read as it is stored; none where they read float32 only."""
-    if not model.target.ops.reads_codes:
-        return {}
-    tensors = expected_tensors(plan)
-    scales = {one.scale for one in tensors if one.scale}
-    return packable([one for one in tensors if one.name not in scales], model)
 
 
 def _set_packed(model: Model, path: str, parts: list[TensorPlan], device: torch.device, seed: int) -> None:

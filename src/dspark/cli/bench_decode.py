@@ -149,8 +149,7 @@ def _lines(report: DecodeReport) -> list[str]:
     lines = [
         f"{report.geometry}{cuts}, random weights, prompts of {settings.context} tokens, {device}, "
         f"torch {machine['torch']}",
-        f"weights {report.weight_bytes / 1e9:.2f} GB, a request {report.request_bytes / 1e6:.1f} MB: "
-        f"{report.free_bytes // report.request_bytes:,} requests of this length fit beside the weights",
+        f"memory: {report.memory.sentence()}; {report.memory.num_possible:,} requests of this length would fit",
     ]
     if settings.with_draft and settings.accepted_len is not None:
         lines.append(f"acceptance is forced to a mean length of {settings.accepted_len:g}: the text means nothing")

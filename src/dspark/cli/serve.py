@@ -180,7 +180,10 @@ def _run(engine: Any, settings: ServerSettings) -> None:
 
     def show(address: str) -> None:
         out.print(f"{settings.model_name} is served at {address}")
-        out.print(f"speculation: {engine.status().loop.speculation}")
+        status = engine.status().loop
+        out.print(f"speculation: {status.speculation}")
+        if status.memory is not None:
+            out.print(f"memory: {status.memory.sentence()}")
         out.file.flush()
 
     for sentence in engine.assembly.admission.notes:

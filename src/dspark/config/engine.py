@@ -35,14 +35,14 @@ class Config:
         max_num_seqs: requests that run at once.
         max_num_batched_tokens: rows of one pass at most; a prompt longer than this is prefilled in chunks.
         max_model_len: tokens of a request, prompt and output together; None takes the model's own limit.
-        max_num_pages: pages of growing storage; None lets the engine size the pool.
+        max_num_pages: pages of growing storage; None takes as many as max_num_seqs requests can need, or as fit.
         enable_prefix_caching: reuse pages and images of earlier requests.
         prefix_cache_interval: tokens between two images of a long prompt; rounded up to whole pages, None takes four.
         prefix_cache_bytes: memory for images; the oldest give way.
         enforce_eager: never capture graphs.
         device: "auto" takes an accelerator when there is one and the engine has kernels for it.
         dtype: activations; "auto" is fp32 on the CPU and bf16 elsewhere.
-        gpu_memory_utilization: share of the device memory that weights and caches may take.
+        gpu_memory_utilization: share of the device memory that weights, state, graphs and workspaces may take.
         compilation_config, speculative_config: see there; no speculative_config means plain decoding.
     """
 

@@ -42,8 +42,8 @@ def note_memory_share(question: Question) -> Iterator[str]:
     on_gpu = question.config.device != "cpu" and question.hardware is not None and question.hardware.kind == "cuda"
     if engine is not None and not on_gpu and share != DEFAULT_GPU_MEMORY_UTILIZATION:
         yield (
-            f"gpu_memory_utilization {share:g} is ignored: {engine.name} sizes its stores by max_num_seqs and "
-            "max_model_len, or max_num_pages."
+            f"gpu_memory_utilization {share:g} is ignored: on the CPU {engine.name} sizes its stores by the memory "
+            "that the machine has free."
         )
 
 

@@ -10,24 +10,23 @@ import torch
 from dspark.config import Admission, Config
 from dspark.config.environment import read_environment
 from dspark.config.errors import CheckpointError, ConfigError
-from dspark.engine.core import Engine, Speculation
-from dspark.engine.device import TORCH_DTYPES, Placement, page_memory_bytes, place
-from dspark.engine.graphs import plan_graphs
+from dspark.engine.core import Speculation
+from dspark.engine.device import Placement, place
+from dspark.engine.device_memory import DeviceMemory, memory_of
 from dspark.engine.identity import engine_identity
 from dspark.engine.loop import EngineLoop
+from dspark.engine.memory import require_weights_fit
 from dspark.engine.opening import open_checkpoint
+from dspark.engine.sizing import EngineParts, size_engine
 from dspark.engine.speculation import default_speculation, plan_speculation
 from dspark.engine.threads import use_threads_for
 from dspark.engine.tokenizer import TextTokenizer, generation_eos_ids
 from dspark.layers.plans import ModelPlan
 from dspark.models.build import Model, load_model
+from dspark.models.model_bytes import planned_bytes
 from dspark.scheduler.scheduler import Scheduler
-from dspark.state.geometry import page_bytes, rewind_rows, state_geometry
-from dspark.state.model_state import ModelState
 from dspark.state.prefix_cache import PrefixCache
 
-# Every value of an index key fits bf16 exactly, so keys are held in it whatever the other rows are.
-INDEX_DTYPE = torch.bfloat16
 _DEFAULT_INTERVAL_PAGES = 4
 
 log = logging.getLogger("dspark.engine")
@@ -121,17 +120,27 @@ def assemble(
         ConfigError, CheckpointError: with what to change.
     """
     sketch = outline(model, config=config, draft=draft, **overrides)
+    memory = memory_of(sketch.placement.device, sketch.config)
+    with_draft = sketch.config.speculative_config is not None
+    kept = sketch.plan if with_draft else replace(sketch.plan, draft=None)
+    require_weights_fit(memory.room(), planned_bytes(kept, sketch.placement.ops))
     loaded = load_model(
         sketch.folder,
         sketch.placement.ops,
         sketch.placement.dtype,
-        with_draft=sketch.config.speculative_config is not None,
+        with_draft=with_draft,
         draft_folder=sketch.draft_folder,
         device=sketch.placement.device,
     )
     loaded.plan = replace(loaded.plan, eos_token_ids=sketch.plan.eos_token_ids)
     loop = build_loop(
-        loaded, sketch.tokenizer, sketch.config, sketch.speculation, sketch.max_model_len, sketch.placement.device
+        loaded,
+        sketch.tokenizer,
+        sketch.config,
+        sketch.speculation,
+        sketch.max_model_len,
+        sketch.placement.device,
+        memory,
     )
     return Assembly(**{**vars(sketch), "plan": loaded.plan, "loop": loop})
 
@@ -143,46 +152,31 @@ def build_loop(
     speculation: Speculation,
     max_model_len: int,
     device: torch.device,
+    memory: DeviceMemory | None = None,
 ) -> EngineLoop:
-    """State, scheduler, cache and loop over a loaded model."""
-    geometry = state_geometry(model.plan)
-    page_tokens = geometry.page_tokens
-    num_pages = config.max_num_pages or _num_pages(model.plan, config, max_model_len, device)
-    state = ModelState(
-        model.plan,
-        config.max_num_seqs,
-        num_pages,
-        1 + speculation.num_speculative_tokens,
-        TORCH_DTYPES[config.kv_cache_dtype],
-        device,
-        index_dtype=INDEX_DTYPE,
-        max_rewind=rewind_rows(geometry, reuses_prefixes=config.enable_prefix_caching),
-    )
+    """State, scheduler, cache and loop over a loaded model, sized to the memory that is left.
+
+    Args:
+        memory: of the device; found out without it.
+
+    Raises:
+        ConfigError: no request of full length fits; the message says what would.
+    """
+    parts = EngineParts(model, tokenizer, config, speculation, max_model_len, device)
+    memory_plan = size_engine(parts, memory or memory_of(device, config))
+    log.info("memory: %s", memory_plan.sentence())
+    engine = parts.engine(memory_plan.num_pages)
+    page_tokens = memory_plan.page_tokens
     interval = config.prefix_cache_interval or _DEFAULT_INTERVAL_PAGES * page_tokens
     return EngineLoop(
-        Engine(model, state, tokenizer, speculation, plan_graphs(config, device, state.max_query_len, max_model_len)),
-        Scheduler(config.max_num_seqs, config.max_num_batched_tokens, num_pages, page_tokens),
-        PrefixCache(state, config.prefix_cache_bytes),
+        engine,
+        Scheduler(config.max_num_seqs, config.max_num_batched_tokens, memory_plan.num_pages, page_tokens),
+        PrefixCache(engine.state, memory_plan.images),
         max_model_len,
         image_interval=-(-interval // page_tokens) * page_tokens,
         reuses_prefixes=config.enable_prefix_caching,
+        memory=memory_plan,
     )
-
-
-def _num_pages(plan: ModelPlan, config: Config, max_model_len: int, device: torch.device) -> int:
-    """Enough for every request at full length, or what a share of the memory holds where that is less."""
-    geometry = state_geometry(plan)
-    wanted = config.max_num_seqs * -(-max_model_len // geometry.page_tokens)
-    size = page_bytes(geometry, TORCH_DTYPES[config.kv_cache_dtype].itemsize, INDEX_DTYPE.itemsize)
-    fitting = max(page_memory_bytes(device, config) // size, 1) if size else wanted
-    if fitting < wanted:
-        log.info(
-            "the page pool holds %d tokens, less than %d requests of %d: requests wait or are replayed when it is full",
-            fitting * geometry.page_tokens,
-            config.max_num_seqs,
-            max_model_len,
-        )
-    return min(wanted, fitting)
 
 
 def _tokenizer_for(plan: ModelPlan, folder: Path) -> TextTokenizer:

@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import os
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +10,6 @@ from dspark.config import Config, CUDAGraphMode, EngineFacts, HardwareFacts
 from dspark.ops.opset import TORCH_OPS, OpSet
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-# Share of the host's memory that pages may take where nobody says how many there are.
-_HOST_PAGE_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -61,14 +58,6 @@ def hardware_facts() -> HardwareFacts:
     if not torch.cuda.is_available():
         return HardwareFacts()
     return HardwareFacts("cuda", torch.cuda.device_count(), has_graphs=True)
-
-
-def page_memory_bytes(device: torch.device, config: Config) -> int:
-    """Memory for pages once the weights are in place: a share of the host's, or what is left of the device's share."""
-    if device.type == "cpu":
-        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _HOST_PAGE_SHARE)
-    free, total = torch.cuda.mem_get_info(device)
-    return max(int(total * config.gpu_memory_utilization) - (total - free), 0)
 
 
 def _kind_of(config: Config) -> str:

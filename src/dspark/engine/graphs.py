@@ -54,6 +54,11 @@ class GraphPlan:
             capacity *= 2
         return capacity
 
+    @property
+    def num_capacities(self) -> int:
+        """How many capacities there are."""
+        return (self.capacity_for(self.max_len) // _LEAST_CAPACITY).bit_length()
+
 
 def plan_graphs(config: Config, device: torch.device, max_query_len: int, max_len: int) -> GraphPlan | None:
     """The graphs of an admitted configuration; None where steps run eagerly."""

@@ -11,6 +11,7 @@ from itertools import count
 from dspark.config.errors import ConfigError
 from dspark.config.sampling import SamplingParams
 from dspark.engine.core import Engine
+from dspark.engine.memory import MemoryPlan
 from dspark.engine.request import Emission, Request
 from dspark.engine.status import LoopStatus
 from dspark.scheduler.plan import RequestId, RequestNeeds, StepPlan
@@ -51,6 +52,7 @@ class EngineLoop:
         max_model_len: tokens of a request at most.
         image_interval: tokens between two images of a long prompt, a multiple of the page.
         reuses_prefixes: whether requests continue prefixes of others.
+        memory: who holds what, where somebody counted.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class EngineLoop:
         image_interval: int,
         *,
         reuses_prefixes: bool = True,
+        memory: MemoryPlan | None = None,
     ) -> None:
         self.engine = engine
         self.scheduler = scheduler
@@ -69,6 +72,7 @@ class EngineLoop:
         self.max_model_len = max_model_len
         self.image_interval = image_interval
         self.reuses_prefixes = reuses_prefixes
+        self.memory = memory
         self._state = engine.state
         self._live: dict[RequestId, LiveRequest] = {}
         self._arrivals = count()
@@ -332,6 +336,7 @@ class EngineLoop:
             speculation=self.engine.speculation_status,
             acceptance=deepcopy(self.engine.statistics),
             draft_health=deepcopy(self.engine.health.counts),
+            memory=self.memory,
         )
 
     def check_integrity(self) -> None:

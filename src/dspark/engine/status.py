@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from dspark.engine.memory import MemoryPlan
 from dspark.speculative.health import HealthCounts
 from dspark.speculative.statistics import AcceptanceStatistics
 from dspark.state.prefix_cache import PrefixStatistics
@@ -21,6 +22,7 @@ class LoopStatus:
         speculation: "running", or "not running because ...".
         acceptance: all rounds since the start.
         draft_health: how often drafting was given up and tried again.
+        memory: who holds what; None where nobody counted.
     """
 
     num_running: int
@@ -36,6 +38,7 @@ class LoopStatus:
     speculation: str
     acceptance: AcceptanceStatistics
     draft_health: HealthCounts = field(default_factory=HealthCounts)
+    memory: MemoryPlan | None = None
 
     @property
     def page_usage(self) -> float:
@@ -44,4 +47,10 @@ class LoopStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form for JSON."""
-        return {**asdict(self), "page_usage": self.page_usage, "acceptance": self.acceptance.to_dict()}
+        memory = self.memory.as_json() if self.memory else None
+        return {
+            **asdict(self),
+            "page_usage": self.page_usage,
+            "acceptance": self.acceptance.to_dict(),
+            "memory": memory,
+        }

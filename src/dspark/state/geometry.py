@@ -76,15 +76,38 @@ def rewind_rows(geometry: StateGeometry, *, reuses_prefixes: bool) -> int:
     return geometry.page_tokens - 1 if reuses_prefixes else 1
 
 
-def page_bytes(geometry: StateGeometry, value_bytes: int, index_value_bytes: int) -> int:
-    """Memory of one page of growing rows, given the bytes of one value of them and of an index key."""
-    return sum(
+@dataclass(frozen=True)
+class StateSizes:
+    """Bytes of one request's rings, and of one page of growing rows."""
+
+    slot_bytes: int
+    page_bytes: int
+    page_tokens: int
+
+
+def state_sizes(
+    geometry: StateGeometry, max_query_len: int, max_rewind: int, value_bytes: int, index_value_bytes: int
+) -> StateSizes:
+    """Memory of a state.
+
+    Args:
+        geometry: its stores. max_query_len, max_rewind: of its rings, see `ring_rows`.
+        value_bytes: of one value of window and compressed rows; inputs of open groups are float32.
+        index_value_bytes: of one value of an index key.
+    """
+    slot_bytes = sum(
+        ring_rows(ring, max_query_len, max_rewind) * ring.width * size
+        for rings, size in ((geometry.windows, value_bytes), (geometry.tails, 4))
+        for ring in rings
+    )
+    page_bytes = sum(
         geometry.page_tokens
         // store.ratio
         * store.width
         * (index_value_bytes if store.holds_index_keys else value_bytes)
         for store in geometry.appends
     )
+    return StateSizes(slot_bytes, page_bytes, geometry.page_tokens)
 
 
 def _add_compression(layer: LayerPlan, tails: list[RingPlan], appends: list[AppendPlan]) -> None:

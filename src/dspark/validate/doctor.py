@@ -13,13 +13,18 @@ from dspark.checkpoint.folder import CONFIG_NAME, INDEX_NAME, SafetensorsFolder,
 from dspark.checkpoint.load import Match, match_tensors
 from dspark.checkpoint.plan import SkippedTensor, TensorPlan
 from dspark.config import Admission, Config, EngineFacts, HardwareFacts, ModelFacts, admit
-from dspark.config.errors import CheckpointError
+from dspark.config.errors import CheckpointError, ConfigError
+from dspark.engine.device import place
+from dspark.engine.device_memory import memory_of
+from dspark.engine.memory import MemoryPlan
+from dspark.engine.sizing import foreseen
 from dspark.layers.plans import ModelPlan
 from dspark.models.engram_vocabulary import read_token_map
 from dspark.models.facts import has_vision, model_facts
 from dspark.models.inventory import DRAFT_PREFIX, expected_tensors, skip_rules
+from dspark.models.model_bytes import planned_bytes
 from dspark.models.registry import parse_config
-from dspark.validate.memory import StateBytes, WeightBytes, float32_bytes, machine_bytes, state_bytes, weight_table
+from dspark.validate.memory import StateBytes, WeightBytes, float32_bytes, state_bytes, weight_table
 
 NOT_CHECKED = "config only: weights not checked"
 TOKENIZER_NAME = "tokenizer.json"
@@ -90,7 +95,8 @@ class DoctorReport:
     draft: DraftCost | None
     num_requests: int
     requests_bytes: int
-    machine_bytes: int | None
+    memory: MemoryPlan | None
+    memory_fault: str | None
 
     @property
     def is_healthy(self) -> bool:
@@ -102,16 +108,6 @@ class DoctorReport:
         """Why it would not run: the rules of admission, then the checkpoint itself."""
         return self.admission.refusals + tuple(fault for fault in (self.tensors.fault, self.vocabulary.fault) if fault)
 
-    @property
-    def memory_bytes(self) -> int:
-        """What the CPU engine holds: weights as fp32, and the state of all requests at full length."""
-        return self.float32_bytes + self.requests_bytes
-
-    @property
-    def fits_in_memory(self) -> bool | None:
-        """Whether this machine has that much memory; None where it does not say."""
-        return None if self.machine_bytes is None else self.memory_bytes <= self.machine_bytes
-
     def as_json(self) -> dict[str, Any]:
         """Plain data for programs."""
         totals = {
@@ -120,8 +116,7 @@ class DoctorReport:
             "request_bytes": self.state.request_bytes,
             "bytes_per_token": self.state.bytes_per_token,
             "num_padded_tokens": self.vocabulary.num_padded,
-            "memory_bytes": self.memory_bytes,
-            "fits_in_memory": self.fits_in_memory,
+            "memory": self.memory.as_json() if self.memory else None,
         }
         return asdict(self) | totals
 
@@ -164,6 +159,8 @@ def examine(
     has_draft = config.speculative_config is not None and plan.draft is not None
     expected = expected_tensors(plan, with_draft=has_draft)
     state = _state(plan, config, facts, engine)
+    admission = admit(config, facts, hardware=hardware, engine=engine)
+    memory, memory_fault = _memory(plan, config, facts, has_draft) if admission.is_admitted else (None, None)
     return DoctorReport(
         model=name or str(model),
         family=plan.family,
@@ -172,7 +169,7 @@ def examine(
         num_draft_stages=len(plan.draft.stages) if plan.draft else 0,
         context_len=config.context_len(facts),
         vocabulary=_vocabulary(folder, plan),
-        admission=admit(config, facts, hardware=hardware, engine=engine),
+        admission=admission,
         tensors=_account(folder, plan, expected, has_draft),
         weights=weight_table(expected),
         float32_bytes=float32_bytes(expected),
@@ -180,7 +177,8 @@ def examine(
         draft=_draft_cost(expected, state) if has_draft else None,
         num_requests=config.max_num_seqs,
         requests_bytes=config.max_num_seqs * (state.request_bytes + state.paged_bytes(config.context_len(facts))),
-        machine_bytes=machine_bytes(),
+        memory=memory,
+        memory_fault=memory_fault,
     )
 
 
@@ -248,6 +246,21 @@ def _state(plan: ModelPlan, config: Config, facts: ModelFacts, engine: EngineFac
     index_dtype = config.index_cache_dtype if engine is None else engine.index_cache_dtype
     reuses_prefixes = config.enable_prefix_caching
     return state_bytes(plan, width, config.kv_cache_dtype, index_dtype, reuses_prefixes=reuses_prefixes)
+
+
+def _memory(
+    plan: ModelPlan, config: Config, facts: ModelFacts, has_draft: bool
+) -> tuple[MemoryPlan | None, str | None]:
+    """What fits on this machine, or why it does not."""
+    kept = plan if has_draft else replace(plan, draft=None)
+    placement = place(config)
+    weights = planned_bytes(kept, placement.ops) // config.tensor_parallel_size
+    room = memory_of(placement.device, config).room()
+    width = config.draft_width(facts) if has_draft else 0
+    try:
+        return foreseen(kept, config, width, config.context_len(facts), room, weights), None
+    except ConfigError as error:
+        return None, str(error)
 
 
 def _speculation(config: Config, facts: ModelFacts, hardware: HardwareFacts | None, engine: EngineFacts | None) -> str:

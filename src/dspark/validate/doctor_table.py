@@ -32,10 +32,7 @@ def _outlook(report: DoctorReport) -> str:
     """Yes or no, and what the machine lacks; why not is said by the refusals at the end."""
     if not report.is_healthy:
         return "no, see the errors below"
-    if report.fits_in_memory is False and report.machine_bytes is not None:
-        needed, there = format_bytes(report.memory_bytes), format_bytes(report.machine_bytes)
-        return f"only with {needed} of memory; this machine has {there}"
-    return "yes"
+    return "yes" if report.memory_fault is None else f"not here: {report.memory_fault}"
 
 
 def tables(report: DoctorReport) -> list[Table]:
@@ -51,8 +48,9 @@ def closing_lines(report: DoctorReport) -> list[str]:
         f"{state.page_tokens} tokens ({format_bytes(state.page_bytes)})",
         f"state of {report.num_requests} requests of {tokens} tokens: {format_bytes(report.requests_bytes)}",
         f"weights unpacked to fp32, as the CPU engine holds them: {format_bytes(report.float32_bytes)}",
-        f"weights and state: {format_bytes(report.memory_bytes)}, beside Python, torch and what a pass works in",
     ]
+    if report.memory is not None:
+        lines.append(f"here: {report.memory.sentence()}")
     if report.draft is not None:
         draft = report.draft
         lines.append(

@@ -1,7 +1,6 @@
 """Memory of a model before it is loaded: weights by class and dtype, state per request, pages per token."""
 
 import math
-import os
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -97,14 +96,6 @@ def float32_bytes(tensors: Iterable[TensorPlan]) -> int:
     tensors = list(tensors)
     scales = {tensor.scale for tensor in tensors}
     return sum(_unpacked_bytes(tensor) for tensor in tensors if tensor.name not in scales)
-
-
-def machine_bytes() -> int | None:
-    """Physical memory of this machine; None where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return None
 
 
 def _unpacked_bytes(tensor: TensorPlan) -> int:

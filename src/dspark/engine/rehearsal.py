@@ -1,0 +1,54 @@
+"""The largest passes of an engine, run once so that what they take of a device's memory can be measured.
+
+The rehearsing engine has a state of one page, in which every request's pages are that page: rows overwrite each other,
+and nobody reads the result. What a pass takes depends on its rows and on how far its requests reach, which are as in
+the longest request.
+"""
+
+from dspark.config.sampling import SamplingParams
+from dspark.engine.core import Engine
+from dspark.engine.memory import pages_for
+from dspark.engine.request import Request
+from dspark.scheduler.plan import PlannedSpan, RequestId, StepPlan
+
+_ROUNDS = 2  # the first is the end of prefill for most requests, the second verifies whole blocks
+
+
+def rehearse(engine: Engine, num_requests: int, num_rows: int, max_len: int) -> None:
+    """The longest prompt chunk at the end of the longest request, then whole rounds of all requests.
+
+    Args:
+        engine: over a state of its own, which is of no use afterwards.
+        num_requests: that run at once. num_rows: of a pass at most. max_len: tokens of a request at most.
+    """
+    longest = max(max_len - (1 + _ROUNDS) * engine.state.max_query_len, 1)
+    deep = _started(engine, "deep", longest, max_len)
+    rows = min(num_rows, longest)
+    assert deep.state is not None
+    deep.state.committed = longest - rows
+    # Rows of a prompt may be asked for, and then all of them have logits.
+    deep.prompt_logprobs = [None] * (longest - rows + 1)
+    engine.step(StepPlan((PlannedSpan("deep", rows),)))
+    for number in range(1, num_requests):
+        _started(engine, number, 1, max_len)
+    for _ in range(_ROUNDS):
+        engine.step(StepPlan(tuple(_whole_span(engine, request_id) for request_id in engine.requests)))
+
+
+def _started(engine: Engine, request_id: RequestId, prompt_len: int, max_len: int) -> Request:
+    """A request that holds the only page as often as it could need one."""
+    params = SamplingParams(max_tokens=max(max_len - prompt_len, 1), ignore_eos=True, temperature=1.0)
+    request = engine.add(request_id, [0] * prompt_len, params, max(max_len, prompt_len + 1))
+    engine.start(request_id)
+    assert request.state is not None
+    request.state.pages = [0] * (pages_for(max_len, engine.state.page_tokens) + 1)
+    return request
+
+
+def _whole_span(engine: Engine, request_id: RequestId) -> PlannedSpan:
+    """All that is known of a request, and its whole block."""
+    draft = engine.requests[request_id].draft
+    width = len(draft.token_ids) if draft is not None else 0
+    if draft is not None:
+        draft.verify_len = width
+    return PlannedSpan(request_id, engine.needs(request_id).num_pending, width)

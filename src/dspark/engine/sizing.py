@@ -1,0 +1,128 @@
+"""Sizes of an engine over a loaded model: what its state takes, what its passes take, and the pages that are left."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from dspark.config import Config
+from dspark.config.errors import ConfigError
+from dspark.engine.core import Engine
+from dspark.engine.device import TORCH_DTYPES
+from dspark.engine.device_memory import DeviceMemory, Room
+from dspark.engine.graphs import GraphPlan, plan_graphs
+from dspark.engine.memory import MemoryPlan, plan_memory, require_weights_fit
+from dspark.engine.rehearsal import rehearse
+from dspark.engine.speculation import Speculation
+from dspark.engine.tokenizer import TextTokenizer
+from dspark.layers.plans import ModelPlan
+from dspark.models.build import Model
+from dspark.models.model_bytes import held_bytes
+from dspark.state.geometry import StateSizes, rewind_rows, state_geometry, state_sizes
+from dspark.state.model_state import ModelState
+
+# Every value of an index key fits bf16 exactly, so keys are held in it whatever the other rows are.
+INDEX_DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What an engine is made of, less the size of its state."""
+
+    model: Model
+    tokenizer: TextTokenizer
+    config: Config
+    speculation: Speculation
+    max_model_len: int
+    device: torch.device
+
+    def engine(self, num_pages: int) -> Engine:
+        """The engine over a fresh state of so many pages."""
+        config, plan = self.config, self.model.plan
+        max_query_len = 1 + self.speculation.num_speculative_tokens
+        state = ModelState(
+            plan,
+            config.max_num_seqs,
+            num_pages,
+            max_query_len,
+            TORCH_DTYPES[config.kv_cache_dtype],
+            self.device,
+            index_dtype=INDEX_DTYPE,
+            max_rewind=rewind_rows(state_geometry(plan), reuses_prefixes=config.enable_prefix_caching),
+        )
+        return Engine(self.model, state, self.tokenizer, self.speculation, self.graphs())
+
+    def graphs(self) -> GraphPlan | None:
+        """What is captured."""
+        width = 1 + self.speculation.num_speculative_tokens
+        return plan_graphs(self.config, self.device, width, self.max_model_len)
+
+
+def sizes_of(plan: ModelPlan, config: Config, width: int) -> StateSizes:
+    """Memory of the state of an engine that drafts `width` tokens a round."""
+    geometry = state_geometry(plan)
+    rewind = rewind_rows(geometry, reuses_prefixes=config.enable_prefix_caching)
+    value_bytes = TORCH_DTYPES[config.kv_cache_dtype].itemsize
+    return state_sizes(geometry, 1 + width, rewind, value_bytes, INDEX_DTYPE.itemsize)
+
+
+def size_engine(parts: EngineParts, memory: DeviceMemory) -> MemoryPlan:
+    """The pages of an engine, and who holds the rest of the memory.
+
+    Where memory can be measured and nobody says how many pages there are, the largest passes are run once to see what
+    they take.
+
+    Raises:
+        ConfigError: no request of full length fits; the message says what would.
+    """
+    config = parts.config
+    share_out = partial(
+        plan_memory,
+        config,
+        sizes_of(parts.model.plan, config, parts.speculation.num_speculative_tokens),
+        memory.room(),
+        weights=held_bytes(parts.model),
+        max_len=parts.max_model_len,
+    )
+    plan = share_out(workspaces=0, is_measured=False)
+    if not memory.measures or config.max_num_pages is not None:
+        return plan
+    return share_out(workspaces=measure_passes(parts, memory), is_measured=True)
+
+
+def foreseen(plan: ModelPlan, config: Config, width: int, max_len: int, room: Room, weights: int) -> MemoryPlan:
+    """The same before weights are read; what passes take is not measured then.
+
+    Args:
+        plan: as it is loaded. width: draft tokens a round. weights: bytes, see `planned_bytes`.
+    Raises:
+        ConfigError: it does not fit; the message says why.
+    """
+    require_weights_fit(room, weights)
+    left = replace(room, free=room.free - weights)
+    sizes = sizes_of(plan, config, width)
+    return plan_memory(config, sizes, left, weights=weights, max_len=max_len, workspaces=0, is_measured=False)
+
+
+def measure_passes(parts: EngineParts, memory: DeviceMemory) -> int:
+    """Bytes that the largest passes work in, and all graphs. Raises ConfigError where they do not fit at all."""
+    config = parts.config
+    num_rows, max_len = config.max_num_batched_tokens, parts.max_model_len
+    try:
+        engine = parts.engine(num_pages=1)
+        taken = memory.need_of(partial(rehearse, engine, config.max_num_seqs, num_rows, max_len))
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"a pass of {num_rows} rows at position {max_len} does not fit beside the weights: lower "
+            "max_num_batched_tokens or max_model_len"
+        ) from error
+    return taken + _further_results(parts)
+
+
+def _further_results(parts: EngineParts) -> int:
+    """Results of the graphs that are captured later: they share what passes work in, and each keeps its own rows."""
+    graphs, plan = parts.graphs(), parts.model.plan
+    if graphs is None:
+        return 0
+    features = len(plan.draft.target_layer_ids) * plan.hidden_size if plan.draft else 0
+    return graphs.num_capacities * sum(graphs.row_counts) * 4 * (plan.vocab_size + features)

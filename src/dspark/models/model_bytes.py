@@ -1,0 +1,68 @@
+"""Memory of a model's weights: before they are read, from the plan alone, and once they are there."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from dspark.checkpoint.plan import TensorPlan
+from dspark.layers.plans import ModelPlan
+from dspark.models.build import Model
+from dspark.models.inventory import expected_tensors
+from dspark.models.packed_weights import packable
+from dspark.ops.opset import OpSet
+from dspark.ops.packing import PackedWeight
+
+
+class _EmptyOnMeta(TorchFunctionMode):
+    """Parameters are made without memory; buffers keep their values."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.empty:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def model_without_memory(plan: ModelPlan, ops: OpSet, dtype: torch.dtype = torch.float32) -> Model:
+    """A model whose parameters have shapes and no values."""
+    with _EmptyOnMeta():
+        return Model(plan, ops, dtype)
+
+
+def packed_parts(model: Model) -> dict[str, list[TensorPlan]]:
+    """Stored tensors of each weight that the products read as it is stored; none where they read float32 only."""
+    if not model.target.ops.reads_codes:
+        return {}
+    tensors = expected_tensors(model.plan)
+    scales = {one.scale for one in tensors if one.scale}
+    return packable([one for one in tensors if one.name not in scales], model)
+
+
+def planned_bytes(plan: ModelPlan, ops: OpSet) -> int:
+    """Memory of a model's weights as `ops` reads them, to a percent, before there are any."""
+    model = model_without_memory(plan, ops)
+    packed = packed_parts(model)
+    coded = sum(one.num_bytes for parts in packed.values() for one in parts)
+    # Scales of coded weights: a byte for 32 columns, of as many rows as share one.
+    scales = sum(
+        math.prod(one.shape) * (2 if one.encoding == "fp4" else 1) // (32 * one.block[0])
+        for parts in packed.values()
+        for one in parts
+        if one.block is not None
+    )
+    plain = sum(4 * value.numel() for name, value in model.named_parameters() if name not in packed)
+    routes = sum(8 * value.numel() for name, value in model.named_buffers() if name.endswith("tid2eid"))
+    return coded + scales + plain + routes
+
+
+def held_bytes(model: nn.Module) -> int:
+    """Memory of the weights that a model holds."""
+    plain = sum(value.nbytes for value in (*model.parameters(), *model.buffers()))
+    packed = {id(one): one for module in model.modules() for one in vars(module).values()}
+    return plain + sum(one.num_bytes for one in packed.values() if isinstance(one, PackedWeight))

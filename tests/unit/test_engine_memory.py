@@ -1,0 +1,169 @@
+"""Memory is shared out from what is free: never past the margin, said in one sentence, refused with what would fit."""
+
+import json
+import logging
+
+import pytest
+
+from dspark import SpeculativeConfig
+from dspark.config import Config, ConfigError
+from dspark.engine import LLM
+from dspark.engine.assembly import assemble
+from dspark.engine.device_memory import HostMemory
+from dspark.engine.memory import pages_for, plan_memory, require_weights_fit
+from dspark.engine.rehearsal import rehearse
+from dspark.engine.runner import TargetRunner
+from dspark.models.model_bytes import held_bytes
+from dspark.state.geometry import StateSizes
+from dspark.validate.doctor import examine
+from dspark.validate.doctor_table import closing_lines, opening_lines
+from support.engines import tiny_engine
+from support.fake_memory import FakeMemory
+from support.tiny_checkpoints import write_tiny_checkpoint
+from support.tiny_models import BLOCK
+
+MIB = 2**20
+SIZES = StateSizes(slot_bytes=MIB, page_bytes=2 * MIB, page_tokens=64)
+SMALL: dict = {"max_num_seqs": 3, "max_model_len": 96, "max_num_batched_tokens": 64}
+
+
+def shared_out(free_mib, margin_mib=10, workspaces_mib=0, max_len=256, **settings):
+    config = Config(max_num_seqs=4, prefix_cache_bytes=MIB, **settings)
+    room = FakeMemory(free_mib * MIB, margin_mib * MIB).room()
+    workspaces = workspaces_mib * MIB
+    return plan_memory(
+        config, SIZES, room, weights=7, max_len=max_len, workspaces=workspaces, is_measured=workspaces_mib > 0
+    )
+
+
+def test_there_are_pages_for_every_request_at_full_length_where_they_fit():
+    plan = shared_out(200)
+    assert (plan.num_pages, plan.num_full_requests, plan.num_tokens) == (16, 4, 1024)
+    assert plan.left == (200 - 10 - 4 - 1 - 32) * MIB
+    assert plan.num_possible == 4 + 153 // 9
+
+
+@pytest.mark.parametrize("workspaces", [0, 5, 11])
+def test_otherwise_as_many_as_fit_beside_the_margin(workspaces):
+    plan = shared_out(40, workspaces_mib=workspaces)
+    assert plan.num_pages == (40 - 10 - 4 - 1 - workspaces) // 2
+    taken = plan.state + plan.workspaces + plan.margin
+    assert taken <= 40 * MIB < taken + 2 * plan.page_bytes
+    assert plan.num_full_requests == plan.num_pages // 4 < 4
+
+
+def test_the_sentence_names_every_part():
+    words = shared_out(200, workspaces_mib=5).sentence()
+    assert words.startswith("4 of 4 requests of up to 256 tokens fit at once, 1024 tokens of pages in all; weights ")
+    for part in ("state 0.0361 GiB", "graphs and workspaces 0.00488 GiB", "margin 0.00977 GiB"):
+        assert part in words
+    assert "not measured" not in words and "workspaces" not in shared_out(200).sentence()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"free_mib": 12}, "lower max_num_seqs"),
+        ({"free_mib": 20, "workspaces_mib": 9}, "lower max_num_seqs or max_num_batched_tokens"),
+        ({"free_mib": 22, "max_len": 1024}, "set max_model_len to 192 or less"),
+        ({"free_mib": 15, "workspaces_mib": 0}, "free memory"),
+        ({"free_mib": 22, "max_num_pages": 9}, "max_num_pages 9 take .* 3 fit"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        shared_out(**arguments)
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_read():
+    room = FakeMemory(10 * MIB, 4 * MIB).room()
+    require_weights_fit(room, 6 * MIB)
+    with pytest.raises(ConfigError, match=r"the weights need 0\.00684 GiB"):
+        require_weights_fit(room, 7 * MIB)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "model")
+
+
+def test_an_engine_is_sized_by_what_its_largest_passes_take(folder, monkeypatch, caplog):
+    memory = FakeMemory(64 * MIB, margin=8 * MIB, need=20 * MIB)
+    monkeypatch.setattr("dspark.engine.assembly.memory_of", lambda *place: memory)
+    with caplog.at_level(logging.INFO, "dspark.engine"):
+        llm = LLM(folder, **SMALL)
+    plan = llm.loop.memory
+    assert memory.works == 1 and plan.workspaces == 20 * MIB and plan.is_measured
+    assert plan.weights == held_bytes(llm.loop.engine.model)
+    assert any(plan.sentence() in record.getMessage() for record in caplog.records)
+    state = llm.loop.engine.state
+    assert sum(ring.nbytes for ring in state.rings.values()) == plan.slots
+    assert sum(rows.nbytes for rows in state.appends.values()) == plan.num_pages * plan.page_bytes
+    status = json.loads(json.dumps(llm.loop.status().to_dict()))
+    assert status["memory"]["num_full_requests"] == plan.num_full_requests == 3
+    assert len(llm.generate([[1, 2, 3]])[0].token_ids) > 1
+
+
+def test_an_engine_whose_passes_take_everything_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(
+        "dspark.engine.assembly.memory_of", lambda *place: FakeMemory(64 * MIB, need=63 * MIB + 9 * 10**5)
+    )
+    with pytest.raises(ConfigError, match="lower max_num_seqs"):
+        LLM(folder, **SMALL)
+
+
+def test_a_model_that_does_not_fit_is_not_read(folder, monkeypatch):
+    monkeypatch.setattr("dspark.engine.assembly.memory_of", lambda *place: FakeMemory(1000))
+    monkeypatch.setattr("dspark.engine.assembly.load_model", lambda *args, **options: pytest.fail("weights were read"))
+    with pytest.raises(ConfigError, match="the weights need"):
+        LLM(folder, **SMALL)
+
+
+def test_pages_that_are_given_need_no_measurement(folder, monkeypatch):
+    memory = FakeMemory(64 * MIB, need=20 * MIB)
+    monkeypatch.setattr("dspark.engine.assembly.memory_of", lambda *place: memory)
+    assert LLM(folder, **SMALL, max_num_pages=5).loop.memory.num_pages == 5
+    assert memory.works == 0
+
+
+def test_the_rehearsal_runs_the_deepest_chunk_and_whole_rounds(monkeypatch):
+    """Rows and positions of its passes are the largest that the engine can have."""
+    seen = []
+    forward = TargetRunner.forward
+
+    def noted(self, spans, num_padding=0):
+        seen.append(([len(span.token_ids) for span in spans], max(s.state.committed + len(s.token_ids) for s in spans)))
+        return forward(self, spans, num_padding)
+
+    monkeypatch.setattr(TargetRunner, "forward", noted)
+    engine = tiny_engine(("v41",), num_slots=3, num_pages=1, page_tokens=8)
+    rehearse(engine, 3, 20, 90)
+    assert seen[0] == ([20], 90 - 3 * (1 + BLOCK))
+    assert seen[-1][0] == [1 + BLOCK] * 3
+
+
+@pytest.mark.parametrize("max_len", [2, 5, 19])
+def test_the_rehearsal_of_short_requests(max_len):
+    engine = tiny_engine(("v4",), num_slots=2, num_pages=1, page_tokens=8)
+    rehearse(engine, 2, 40, max_len)
+
+
+def test_this_machine_has_memory():
+    room = HostMemory().room()
+    assert 0 < room.margin < room.free <= room.total
+
+
+def test_the_doctor_says_what_fits(folder, monkeypatch):
+    report = examine(folder, Config(speculative_config=SpeculativeConfig(), **SMALL))
+    llm = assemble(folder, **SMALL)
+    foreseen, there = report.memory, llm.loop.memory
+    assert (foreseen.num_pages, foreseen.slots) == (there.num_pages, there.slots)
+    assert any(foreseen.sentence() in line for line in closing_lines(report))
+    monkeypatch.setattr("dspark.validate.doctor.memory_of", lambda *place: FakeMemory(1000))
+    cramped = examine(folder, Config(**SMALL))
+    assert cramped.memory is None and cramped.is_healthy
+    assert any("not here: the weights need" in line for line in opening_lines(cramped))
+
+
+def test_pages_of_a_request():
+    assert [pages_for(n, 64) for n in (1, 64, 65)] == [1, 1, 2]
