@@ -82,7 +82,7 @@ def test_the_same_weights_serve_plain_decoding():
     plan = geometry_of("v41").plan
     model = dummy_model(plan, TORCH_OPS, torch.float32, torch.device("cpu"))
     plain = without_draft(model)
-    assert plain.draft is None and not plain.target.captured_inputs | plain.target.captured_outputs
+    assert plain.draft is None and not plain.target.captured
     pairs = zip(plain.target.parameters(), model.target.parameters(), strict=True)
     assert all(mine is theirs for mine, theirs in pairs)
     assert plain.target.token_map is model.target.token_map
