@@ -245,11 +245,10 @@ class _Bench:
             emissions = loop.step()
             times.append(1e3 * (time.perf_counter() - began))
             tokens += sum(len(emission.token_ids) for emission in emissions)
-        clock = PhaseClock(loop.engine, self.device)
-        with clock.attached():
+        clock = PhaseClock(loop.engine.stopwatch, self.device)
+        with clock.attached(settings.stamped_steps):
             for _ in range(settings.stamped_steps):
-                with clock.step():
-                    loop.step()
+                loop.step()
         found = self._profile(loop) if settings.profile else None
         loop.check_integrity()
         assert len(loop.engine.requests) == self.count, "requests ended while they were timed"

@@ -1,21 +1,21 @@
 """Where the time of a step goes: the target's pass, the draft's, sampling, and what is left for the host.
 
-The engine is the one that ships; its own methods and launches are stamped from outside while a clock is attached. On
-an accelerator stamps are events in the stream: the target's time is that of its captured pass, sampling begins when
-the target's kernels end and is over when the host knows the tokens, the draft's time is that of its captured passes.
-Without graphs, whole methods are stamped, launches included.
+The engine marks its own phases (`dspark.engine.stopwatch`); on an accelerator a mark is an event in the stream. The
+target's time is that of its pass, sampling lasts from the end of that pass to the verdict, the draft's time is that of
+its passes. A round on the device is launched in its parts while it is measured, and as few launches otherwise. The
+Markov loop of blocks that are drawn token by token from the host counts for the host.
 """
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from dspark.engine.core import Engine
+from dspark.engine.stopwatch import Phase, Stopwatch
 
 
 @dataclass(frozen=True)
@@ -34,72 +34,52 @@ class Phases:
 
 
 class PhaseClock:
-    """Stamps the parts of an engine's steps."""
+    """Listens to an engine's stopwatch.
 
-    def __init__(self, engine: Engine, device: torch.device) -> None:
-        self._engine = engine
+    Args:
+        stopwatch: the engine's.
+        device: where it runs.
+    """
+
+    def __init__(self, stopwatch: Stopwatch, device: torch.device) -> None:
+        self._stopwatch = stopwatch
         self._is_cuda = device.type == "cuda"
         self._spans: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
-        self._sums: dict[str, float] = defaultdict(float)
         self._wall_ms = 0.0
         self._num_steps = 0
 
     @contextmanager
-    def attached(self) -> Iterator[None]:
-        """Stamp everything that runs inside."""
-        seams = list(self._seams())
-        for owner, name, phase in seams:
-            setattr(owner, name, self._stamped(getattr(owner, name), phase))
+    def attached(self, num_steps: int) -> Iterator[None]:
+        """Measure so many steps, which run inside."""
+        self._wait()
+        began = time.perf_counter()
+        self._stopwatch.listener = self
         try:
             yield
         finally:
-            for owner, name, _ in seams:
-                delattr(owner, name)  # the method of the class is found again
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """One step; its stamps are read when it is over."""
-        began = time.perf_counter()
-        yield
+            self._stopwatch.listener = None
+        self._wait()
         self._wall_ms += 1e3 * (time.perf_counter() - began)
-        self._num_steps += 1
-        if self._is_cuda:
-            torch.cuda.synchronize()
-        for phase, spans in self._spans.items():
-            self._sums[phase] += sum(self._elapsed_ms(*span) for span in spans)
-        self._spans.clear()
+        self._num_steps += num_steps
 
     def phases(self) -> Phases:
         """Means over all steps."""
-        means = {phase: self._sums[phase] / self._num_steps for phase in ("target", "draft", "sampling")}
+        sums = {phase: sum(self._elapsed_ms(*span) for span in spans) for phase, spans in self._spans.items()}
+        means = {phase: sums.get(phase, 0.0) / self._num_steps for phase in ("target", "draft", "sampling")}
         return Phases(**means, host=self._wall_ms / self._num_steps - sum(means.values()))
 
-    def _seams(self) -> Iterator[tuple[Any, str, str]]:
-        """Object, method, and the phase that a call of it belongs to."""
-        engine = self._engine
-        target, draft = engine._target, engine._draft
-        if target._graphs is not None:
-            yield target._graphs._graphs, "launch", "target"
-        else:
-            yield target, "forward", "target"
-        yield engine, "_verify", "sampling"
-        if draft is not None and draft.graphs is not None:
-            for cache in (draft.graphs._absorbs, draft.graphs._drafts, draft.graphs._drawn):
-                yield cache, "launch", "draft"
-        elif draft is not None:
-            yield engine, "_absorb", "draft"
-            yield engine, "_propose", "draft"
+    @contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
+        """See `PhaseListener.phase`."""
+        began = self._mark()
+        yield
+        self._spans[name].append((began, self._mark()))
 
-    def _stamped(self, call: Callable[..., Any], phase: str) -> Callable[..., Any]:
-        def stamped(*args: Any, **kwargs: Any) -> Any:
-            began = self._stamp()
-            result = call(*args, **kwargs)
-            self._spans[phase].append((began, self._stamp()))
-            return result
+    def _wait(self) -> None:
+        if self._is_cuda:
+            torch.cuda.synchronize()
 
-        return stamped
-
-    def _stamp(self) -> Any:
+    def _mark(self) -> Any:
         if not self._is_cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)

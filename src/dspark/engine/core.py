@@ -18,6 +18,7 @@ from dspark.engine.request import Emission, Request, TokenLogprob
 from dspark.engine.row_logprobs import split_rows, token_logprobs
 from dspark.engine.runner import DraftRunner, PassOutput, SpanTokens, TargetRunner
 from dspark.engine.speculation import RUNNING, Speculation
+from dspark.engine.stopwatch import Stopwatch
 from dspark.engine.text import TextStream
 from dspark.engine.tokenizer import TextTokenizer
 from dspark.models.build import Model
@@ -50,8 +51,9 @@ class Engine:
         self.num_valid_tokens = min(model.plan.vocab_size, tokenizer.vocab_size)
         self.requests: dict[RequestId, Request] = {}
         self.observer: RoundObserver | None = None
-        self._graphs = graphs
-        self._target = TargetRunner(model, state, graphs)
+        self.stopwatch = Stopwatch()
+        self.graphs = graphs
+        self._target = TargetRunner(model, state, graphs, self.stopwatch)
         self._draft: DraftRunner | None = None
         self._proposer = speculation.proposer or self._own_proposer()
         self._require_room(1 + self._proposer.num_speculative_tokens)
@@ -78,7 +80,7 @@ class Engine:
         width = self.speculation.num_speculative_tokens
         if width == 0:
             return NoProposer()
-        self._draft = DraftRunner(self.model, self.state, width, self._graphs, self.num_valid_tokens)
+        self._draft = DraftRunner(self.model, self.state, width, self.graphs, self.num_valid_tokens, self.stopwatch)
         proposer = DSparkProposer(self._draft, width, self.num_valid_tokens)
         return GraphProposer(proposer, self._draft.graphs, self._draft.states) if self._draft.graphs else proposer
 
@@ -174,7 +176,8 @@ class Engine:
         output = self._target.forward(spans, num_padding)
         deciding = [planned for planned in plan.spans if self._reaches_anchor(planned)]
         prompt_rows, logits = split_rows(output.logits, [self._logit_counts(planned) for planned in plan.spans])
-        verdict = self._verify(deciding, logits)
+        with self.stopwatch.phase("sampling"):
+            verdict = self._verify(deciding, logits)
         self._keep_prompt_logprobs(plan, prompt_rows)
         emissions, committed = self._commit(plan, verdict, logits)
         self._absorb(plan, spans, committed, output)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dspark.engine.graphs import DraftGraphs
+from dspark.engine.pass_graphs import DraftGraphs
 from dspark.sampling import uses_ratio_test
 from dspark.sampling.rows import changes_logits
 from dspark.scheduler.plan import RequestId

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from dspark.config.errors import ConfigError
-from dspark.engine.graphs import DraftGraphs, GraphPlan, TargetGraphs
+from dspark.engine.graphs import GraphPlan
+from dspark.engine.pass_graphs import DraftGraphs, TargetGraphs
+from dspark.engine.stopwatch import Stopwatch
 from dspark.models.build import Model
 from dspark.models.decoder import PassTokens
 from dspark.models.dspark_draft import DsparkDraft
@@ -51,10 +53,13 @@ class TargetRunner:
         history_len: tokens before a row that its pass reads, for Engram.
     """
 
-    def __init__(self, model: Model, state: ModelState, graphs: GraphPlan | None = None) -> None:
+    def __init__(
+        self, model: Model, state: ModelState, graphs: GraphPlan | None = None, stopwatch: Stopwatch | None = None
+    ) -> None:
         self.model = model
         self.state = state
-        self._graphs = TargetGraphs(model, state, graphs) if graphs else None
+        self._stopwatch = stopwatch or Stopwatch()
+        self._graphs = TargetGraphs(model, state, graphs, self._stopwatch) if graphs else None
         self._max_ngram = model.plan.ngrams.max_ngram if model.plan.ngrams else 0
         self.history_len = max(self._max_ngram - 1, 0)
 
@@ -69,6 +74,18 @@ class TargetRunner:
             if num_rows is not None:
                 open_pass(self.state, placed)
                 return PassOutput(*self._graphs.launch(num_rows, placed, token_ids, rows))
+        with self._stopwatch.phase("target"):
+            return self._eager(spans, placed, token_ids, rows, num_padding)
+
+    def _eager(
+        self,
+        spans: Sequence[SpanTokens],
+        placed: list[Span],
+        token_ids: list[int],
+        rows: list[list[int]],
+        num_padding: int,
+    ) -> PassOutput:
+        """The pass op by op, logits of the wanted rows alone."""
         view = PassView(self.state, placed, num_padding)
         device = self.state.device
         ngrams = None
@@ -106,11 +123,15 @@ class DraftRunner:
         block_size: int,
         plan: GraphPlan | None = None,
         num_valid_tokens: int | None = None,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         if model.draft is None:
             raise ConfigError("this checkpoint has no draft stages: run it with speculation off")
         vocab_size = num_valid_tokens or model.plan.vocab_size
-        self.graphs = DraftGraphs(model, state, plan, block_size, vocab_size) if plan else None
+        self._stopwatch = stopwatch or Stopwatch()
+        self.graphs = (
+            DraftGraphs(model, state, plan, block_size, vocab_size, self._stopwatch) if plan is not None else None
+        )
         self.draft: DsparkDraft = model.draft
         self.target = model.target
         self.state = state
@@ -139,7 +160,8 @@ class DraftRunner:
             self.graphs.absorb(graph_rows, spans, kept_hidden)
             return
         positions = torch.tensor([p for span in spans for p in range(span.start, span.stop)], device=self.state.device)
-        keep_context(self.state, spans, self.draft.context_rows(kept_hidden, positions))
+        with self._stopwatch.phase("draft"):
+            keep_context(self.state, spans, self.draft.context_rows(kept_hidden, positions))
 
     @torch.inference_mode()
     def draft_block(self, requests: Sequence[ProposalRequest]) -> DraftBlock:
@@ -150,9 +172,11 @@ class DraftRunner:
             return DraftBlock(*self.graphs.blocks(num_blocks, spans, [request.anchor_id for request in requests]))
         anchors = torch.tensor([request.anchor_id for request in requests], device=self.state.device)
         view = DraftView(self.state, spans)
-        out = self.draft(self.draft.block_tokens(anchors, self.block_size), view, self.target)
+        with self._stopwatch.phase("draft"):
+            out = self.draft(self.draft.block_tokens(anchors, self.block_size), view, self.target)
+            logits = self.target.logits(out.normed)
         shape = (len(requests), self.block_size, -1)
-        return DraftBlock(self.target.logits(out.normed).view(shape), out.hidden.view(shape))
+        return DraftBlock(logits.view(shape), out.hidden.view(shape))
 
     @torch.inference_mode()
     def markov_bias(self, prev_ids: Tensor) -> Tensor:
