@@ -12,10 +12,10 @@ from unittest import mock
 
 import torch
 
-from dspark.engine.device import ops_for
 from dspark.models.build import Model
 from dspark.models.engram_tables import engram_row_counts
 from dspark.models.registry import parse_config
+from dspark.ops.opset import ops_for
 from dspark.state import geometry
 from dspark.state.model_state import ModelState
 

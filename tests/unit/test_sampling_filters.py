@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from dspark.config.sampling import SamplingParams
-from dspark.sampling import RowSampling, SamplingBatch, draw, filtered_probabilities, filters
-from dspark.sampling.filters import adjust_logits, filter_logits
+from dspark.ops import filters
+from dspark.ops.draw import filtered
+from dspark.sampling import RowSampling, SamplingBatch, draw, filtered_probabilities
+from dspark.sampling.adjust import adjust_logits
 
 
 def plain_adjust(row: Tensor, sampling: RowSampling) -> Tensor:
@@ -76,7 +78,7 @@ def test_filters_equal_the_plain_twin(params):
     adjusted = adjust_logits(logits, batch)
     expected = torch.stack([plain_adjust(row, sampling) for row, sampling in zip(logits, rows, strict=True)])
     torch.testing.assert_close(adjusted, expected, rtol=0, atol=2e-6)
-    kept = filter_logits(adjusted, batch.sampled) > -torch.inf
+    kept = filtered(adjusted, batch.sampled.params) > -torch.inf
     for t in range(8):
         assert set(kept[t].nonzero()[:, 0].tolist()) == plain_kept(adjusted[t], params)
     probabilities = filtered_probabilities(logits, rows)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from scipy import stats
 
+from dspark.ops.noise import LANE, bits_to_uniform, random_bits, seeds_tensor, stream_keys
 from dspark.sampling import Stream, gumbel_noise, keyed_uniform
-from dspark.sampling.noise import LANE, bits_to_uniform, random_bits, seeds_tensor, stream_keys
 
 WORD = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15

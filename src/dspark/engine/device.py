@@ -1,13 +1,12 @@
 """Where a model runs: the device, the op twins that belong to it, and the type of its activations."""
 
-import importlib
 import importlib.util
 from dataclasses import dataclass
 
 import torch
 
 from dspark.config import Config, CUDAGraphMode, EngineFacts, HardwareFacts
-from dspark.ops.opset import TORCH_OPS, OpSet
+from dspark.ops.opset import OpSet, ops_for
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -27,14 +26,6 @@ def place(config: Config) -> Placement:
     dtype = config.dtype if config.dtype != "auto" else "bf16" if kind == "cuda" else "fp32"
     device = torch.device(kind)
     return Placement(device, ops_for(device), TORCH_DTYPES[dtype])
-
-
-def ops_for(device: torch.device) -> OpSet:
-    """The twins for a device; those of Triton are imported only where they run."""
-    if device.type == "cpu":
-        return TORCH_OPS
-    ops: OpSet = importlib.import_module("dspark.ops.opset_triton").TRITON_OPS
-    return ops
 
 
 def graph_mode(config: Config, device: torch.device) -> CUDAGraphMode:

@@ -38,9 +38,7 @@ class GraphProposer:
         spans = [next_span(self._states[request.request_id], self.num_speculative_tokens) for request in requests]
         params = [request.sampling.params for request in requests]
         anchors = [request.anchor_id for request in requests]
-        token_ids, confidence = self._graphs.drawn_blocks(
-            num_blocks, spans, anchors, [one.seed for one in params], [one.temperature for one in params]
-        )
+        token_ids, confidence = self._graphs.drawn_blocks(num_blocks, spans, anchors, params)
         return Proposal(tuple(request.request_id for request in requests), token_ids, confidence)
 
     def forget(self, request_id: RequestId) -> None:

@@ -13,6 +13,8 @@ from dspark.layers.plans import ModelPlan, RopePlan, Storage
 from dspark.layers.quantisers import activation_quantiser
 from dspark.layers.state_view import StateView
 from dspark.models.decoder import Decoder
+from dspark.ops.draw import DrawKind, DrawParams
+from dspark.ops.markov import MarkovHead
 from dspark.ops.opset import OpSet
 from dspark.ops.rope import rotations
 
@@ -32,6 +34,7 @@ class DsparkDraft(nn.Module):
         super().__init__()
         assert plan.draft is not None
         self.plan = plan.draft
+        self.ops = ops
         size, quant = plan.hidden_size, plan.quant
         self.main_proj = Linear(len(self.plan.target_layer_ids) * size, size, quant.dense, ops)
         self.main_norm = RMSNorm(size, plan.norm_eps, ops)
@@ -85,5 +88,28 @@ class DsparkDraft(nn.Module):
 
     def confidence_logits(self, hidden: Tensor, previous_ids: Tensor) -> Tensor:
         """Confidence logits [R] of hidden rows [R, D] after the tokens [R] (DSpark eq. 7)."""
-        features = torch.cat((hidden.float(), self.markov_embed(previous_ids)), dim=-1)
-        return self.confidence(features).squeeze(-1)
+        weight = self.ops.stored(self.confidence.weight, self.confidence.storage)
+        return self.ops.confidence_logits(hidden, previous_ids, self.markov_embed.weight, weight)
+
+    def draw_blocks(
+        self,
+        base_logits: Tensor,
+        hidden: Tensor,
+        anchors: Tensor,
+        starts: Tensor,
+        params: DrawParams,
+        kind: DrawKind,
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens and confidence logits, both [R, G], of blocks drawn left to right without a wait.
+
+        Args:
+            base_logits: [R, G, V] without columns of padding. hidden: [R, G, D].
+            anchors, starts: [R] int64, the token before each block and its position.
+            params, kind: see `dspark.ops.draw.draw_rows`.
+        """
+        weight = self.ops.stored(self.markov_head.weight, self.markov_head.storage)
+        head = MarkovHead(self.markov_embed.weight, weight)
+        tokens = self.ops.draw_blocks(base_logits, anchors, starts + 1, head, params, kind)
+        previous = torch.cat((anchors[:, None], tokens[:, :-1]), dim=1)
+        confidence = self.confidence_logits(hidden.flatten(0, 1), previous.flatten())
+        return tokens, confidence.view(tokens.shape)

@@ -1,5 +1,6 @@
 """The set of op twins that a model is built with: chosen once, reported by name, never switched silently."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,17 +10,20 @@ from torch import Tensor
 from dspark.ops import (
     attention,
     compress,
+    draw,
     engram,
     experts,
     hyper,
     index,
     linear,
+    markov,
     norm,
     parts,
     quantise,
     rope,
     route,
     rows,
+    verdict,
 )
 
 
@@ -58,6 +62,10 @@ class OpSet:
     route_rows: Callable[..., route.Route]
     write_rows: Callable[[Tensor, Tensor, Tensor], None]
     sum_parts: Callable[[Tensor], Tensor]
+    draw_rows: Callable[[Tensor, Tensor, Tensor, draw.DrawParams, draw.DrawKind], Tensor]
+    draw_blocks: Callable[..., Tensor]
+    confidence_logits: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    judge_drafts: Callable[..., verdict.Judgement]
     reads_codes: bool = False
 
 
@@ -87,5 +95,17 @@ TORCH_OPS = OpSet(
     engram_gate=engram.engram_gate,
     route_rows=route.route_rows,
     write_rows=rows.write_rows,
+    draw_rows=draw.draw_rows,
+    draw_blocks=markov.draw_blocks,
+    confidence_logits=markov.confidence_logits,
+    judge_drafts=verdict.judge_drafts,
     sum_parts=parts.sum_parts,
 )
+
+
+def ops_for(device: torch.device) -> OpSet:
+    """The twins for a device; those of Triton are imported only where they run."""
+    if device.type == "cpu":
+        return TORCH_OPS
+    ops: OpSet = importlib.import_module("dspark.ops.opset_triton").TRITON_OPS
+    return ops

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from dspark.ops import draw, markov, verdict
 from dspark.ops.experts import mixture_of
 from dspark.ops.hyper import embed_streams
 from dspark.ops.opset import OpSet
@@ -83,5 +84,9 @@ TRITON_OPS = OpSet(
     route_rows=route.route_rows,
     write_rows=rows.write_rows,
     sum_parts=parts.sum_parts,
+    draw_rows=draw.draw_rows,
+    draw_blocks=markov.draw_blocks_of(linear.linear, draw.draw_rows),
+    confidence_logits=markov.confidence_logits_of(linear.linear),
+    judge_drafts=verdict.judge_drafts,
     reads_codes=True,
 )

@@ -1,10 +1,10 @@
 """From a row of logits to a token: penalties, filters, keyed noise, log-probabilities."""
 
+from dspark.ops.noise import Stream, gumbel_noise, keyed_uniform
 from dspark.sampling.batch import SamplingBatch
 from dspark.sampling.constraint import ConstraintWalk, TokenConstraint
 from dspark.sampling.draw import draw, filtered_probabilities
 from dspark.sampling.logprobs import Logprobs, logprobs
-from dspark.sampling.noise import Stream, gumbel_noise, keyed_uniform
 from dspark.sampling.rows import (
     RequestSampling,
     RowSampling,

@@ -1,4 +1,4 @@
-"""Filtered logits to tokens: the keyed draw, and the distribution that the ratio sampler tests against."""
+"""Adjusted logits to tokens: the keyed draw, and the distribution that the ratio sampler tests against."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dspark.ops.draw import filtered
+from dspark.ops.filters import probability_mass
+from dspark.ops.opset import ops_for
+from dspark.sampling.adjust import adjust_logits, narrow_vocabulary
 from dspark.sampling.batch import SamplingBatch
-from dspark.sampling.filters import (
-    adjust_logits,
-    filter_logits,
-    narrow_vocabulary,
-    probability_mass,
-)
-from dspark.sampling.noise import gumbel_noise
 from dspark.sampling.rows import RowSampling
 
 
@@ -25,7 +22,7 @@ def draw(
     num_valid_tokens: int | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Draw one token a row: argmax(filtered logits + gumbel(seed, position)), or the argmax at temperature 0.
+    """Draw one token a row: the argmax of filtered logits + temperature * gumbel(seed, position).
 
     A row's token depends on that row and its context only. Ties go to the lower id.
 
@@ -39,18 +36,12 @@ def draw(
     """
     logits = narrow_vocabulary(logits, num_valid_tokens)
     batch = _as_batch(rows, logits)
-    if batch.is_plain_greedy and mask is None:
-        return logits.argmax(-1)
-    adjusted = adjust_logits(logits, batch, mask)
+    adjusted = logits if batch.adjustments is None and mask is None else adjust_logits(logits, batch, mask)
     sampled = batch.sampled
     if sampled is None:
         return adjusted.argmax(-1)
-    filtered = filter_logits(adjusted[sampled.index], sampled)
-    noise = gumbel_noise(sampled.seeds, sampled.positions, logits.shape[1], streams=sampled.streams)
-    drawn = (filtered + noise).argmax(-1)
-    if drawn.shape[0] == batch.num_rows:
-        return drawn
-    return adjusted.argmax(-1).index_copy(0, sampled.index, drawn)
+    ops = ops_for(logits.device)
+    return ops.draw_rows(adjusted, sampled.owners, sampled.positions, sampled.params, sampled.kind)
 
 
 def filtered_probabilities(
@@ -73,9 +64,10 @@ def filtered_probabilities(
     probabilities.scatter_(1, adjusted.argmax(-1, keepdim=True), 1.0)
     if batch.sampled is None:
         return probabilities
-    mass = probability_mass(filter_logits(adjusted[batch.sampled.index], batch.sampled))
+    mass = probability_mass(filtered(adjusted, batch.sampled.params))
     total = mass.sum(-1, keepdim=True).to(torch.float64)
-    return probabilities.index_copy_(0, batch.sampled.index, mass.to(torch.float64) / total)
+    is_greedy = batch.sampled.params.temperature[:, None] == 0.0
+    return torch.where(is_greedy, probabilities, mass.to(torch.float64) / total)
 
 
 def _as_batch(rows: Sequence[RowSampling] | SamplingBatch, logits: Tensor) -> SamplingBatch:

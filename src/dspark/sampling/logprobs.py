@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspark.sampling.filters import MASS_UNIT, best_mask, narrow_vocabulary, probability_mass
+from dspark.ops.filters import MASS_UNIT, best_mask, probability_mass
+from dspark.sampling.adjust import narrow_vocabulary
 
 
 @dataclass(frozen=True, slots=True)

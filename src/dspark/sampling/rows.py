@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dspark.config.sampling import SamplingParams
+from dspark.ops.noise import Stream
 from dspark.sampling.constraint import TokenConstraint
-from dspark.sampling.noise import Stream
 
 
 def changes_logits(params: SamplingParams) -> bool:
@@ -35,7 +35,7 @@ class RowSampling:
         prompt_len: the first `prompt_len` ids of `history` are the prompt.
         history: ids of final tokens before the drawn one, prompt included.
         tentative: draft ids between `history` and the drawn token; they count as output.
-        stream: noise domain, see `dspark.sampling.noise.Stream`.
+        stream: noise domain, see `dspark.ops.noise.Stream`.
     """
 
     params: SamplingParams

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dspark.config.errors import ConfigError
-from dspark.sampling.noise import Stream, keyed_uniform, seeds_tensor
+from dspark.ops.noise import Stream, keyed_uniform, seeds_tensor
 from dspark.speculative.verify import Verdict, VerifySpan, draw_target_tokens, make_verdict, row_starts
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspark.sampling.noise import Stream, gumbel_noise, keyed_uniform
+from dspark.ops.noise import Stream, gumbel_noise, keyed_uniform
 
 _SUM_UNIT = float(1 << 52)
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from dspark.config.errors import ConfigError
+from dspark.ops.noise import seeds_tensor
 from dspark.sampling import RequestSampling, draw, filtered_probabilities, is_plain_greedy, uses_ratio_test
 from dspark.sampling.constraint import stack_masks
-from dspark.sampling.noise import seeds_tensor
 from dspark.speculative.proposer import RequestId
 from dspark.speculative.rejection import RatioBatch, decide_by_ratio, one_hot
 

@@ -1,9 +1,4 @@
-"""Logits to filtered logits, in one fixed order.
-
-    mask, logit bias, repetition, presence and frequency penalties | temperature, min-p, top-k, top-p
-
-The part before the bar also decides greedy rows. Repetition looks at prompt and output, presence and frequency at the
-output only; drafts before the row count as output. top-k and top-p act on what the filters before them left.
+"""Filters of logits in one fixed order: temperature, min-p, top-k, top-p; each acts on what those before it left.
 
 Every reduction is a maximum, a sort, or a sum of integers, none of which depends on the order of evaluation; with
 element-wise arithmetic for the rest, a row's bits depend on that row alone on any device.
@@ -14,9 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dspark.sampling.batch import SampledRows, SamplingBatch
-from dspark.sampling.penalties import Adjustments
-
 MASS_UNIT = float(1 << 40)
 """Fixed-point one: probability masses are integers, so their sums are exact. V <= 2**22 cannot overflow int64."""
 
@@ -24,60 +16,24 @@ CANDIDATES = 256
 """Best logits that top-k and top-p look at before they sort a whole row."""
 
 
-def narrow_vocabulary(logits: Tensor, num_valid_tokens: int | None) -> Tensor:
-    """Drop the columns of a padded vocabulary: [T, V] -> [T, num_valid_tokens]."""
-    return logits if num_valid_tokens is None else logits[:, :num_valid_tokens]
-
-
-def adjust_logits(logits: Tensor, batch: SamplingBatch, mask: Tensor | None = None) -> Tensor:
-    """Apply mask, logit bias and penalties.
+def filter_logits(logits: Tensor, temperature: Tensor, log_min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Apply temperature, min-p, top-k and top-p.
 
     Args:
-        logits: [T, V], any float type; not changed.
-        batch: the T rows.
-        mask: [T, V] bool, True where a token is allowed, or None. Every row must allow a token.
+        logits: [T, V] float32.
+        temperature: [T] float32; 0 counts as 1, which keeps the best token as every filter does.
+        log_min_p: [T] float32, -inf where off.
+        top_k: [T] int64, 0 where off.
+        top_p: [T] float64, 1 where off.
     Returns:
-        [T, V] float32.
-    """
-    adjusted = logits.to(torch.float32)
-    if mask is not None:
-        adjusted = adjusted.masked_fill(~mask[:, : adjusted.shape[1]], -torch.inf)
-    if batch.adjustments is None:
-        return adjusted
-    changed = _apply(adjusted[batch.adjustments.rows], batch.adjustments)
-    return adjusted.index_copy(0, batch.adjustments.rows, changed)
-
-
-def _apply(logits: Tensor, adjustments: Adjustments) -> Tensor:
-    """Bias and penalties on the rows [P, V] that have them."""
-    if adjustments.bias is not None:
-        index, tokens, values = adjustments.bias
-        logits = logits.index_put((index, tokens), values, accumulate=True)
-    if adjustments.seen is None or adjustments.output_counts is None:
-        return logits
-    weaker = torch.where(logits > 0, logits / adjustments.repetition, logits * adjustments.repetition)
-    logits = torch.where(adjustments.seen, weaker, logits)
-    counts = adjustments.output_counts
-    return logits - adjustments.frequency * counts - adjustments.presence * (counts > 0)
-
-
-def filter_logits(adjusted: Tensor, rows: SampledRows) -> Tensor:
-    """Apply temperature, min-p, top-k and top-p to the sampled rows.
-
-    Args:
-        adjusted: [N, V] float32, the sampled rows after `adjust_logits`.
-        rows: their parameters.
-    Returns:
-        [N, V] float32: 0 at a row's best token, -inf where a token is excluded.
+        [T, V] float32: 0 at a row's best token, -inf where a token is excluded.
     """
     # Subtracting the maximum first keeps tiny temperatures finite at the best token.
-    scaled = (adjusted - adjusted.amax(-1, keepdim=True)) / rows.temperature
-    if rows.has_min_p:
-        scaled = scaled.masked_fill(scaled < rows.log_min_p, -torch.inf)
-    if rows.has_top:
-        kept = best_mask(scaled, *_top_cut(scaled, rows.top_k, rows.top_p))
-        scaled = scaled.masked_fill(~kept, -torch.inf)
-    return scaled
+    divisor = torch.where(temperature > 0.0, temperature, 1.0)[:, None]
+    scaled = (logits - logits.amax(-1, keepdim=True)) / divisor
+    scaled = scaled.masked_fill(scaled < log_min_p[:, None], -torch.inf)
+    kept = best_mask(scaled, *_top_cut(scaled, top_k, top_p))
+    return scaled.masked_fill(~kept, -torch.inf)
 
 
 def probability_mass(scaled: Tensor) -> Tensor:
