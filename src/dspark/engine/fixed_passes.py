@@ -6,13 +6,12 @@ the round before (`dspark.engine.device_round`).
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from dspark.models.build import Model
 from dspark.models.decoder import PassTokens
 from dspark.models.dspark_draft import DsparkDraft
-from dspark.sampling.noise import gumbel_noise
+from dspark.ops.draw import DrawKind, DrawParams
 from dspark.state.model_state import ModelState
 from dspark.state.row_views import BlockRowView, RowPlaces, RowView, ring_places
 
@@ -82,24 +81,13 @@ class FixedDraft:
         return self.target.logits(out.normed).view(shape), out.hidden.view(shape)
 
     def draw(
-        self, anchors: Tensor, starts: Tensor, slots: Tensor, seeds: Tensor, temperatures: Tensor, *, is_sampled: bool
+        self, anchors: Tensor, starts: Tensor, slots: Tensor, params: DrawParams, kind: DrawKind
     ) -> tuple[Tensor, Tensor]:
-        """Draft tokens [R, G] and confidence logits [R, G]: the loop of `DSparkProposer` by a temperature alone.
+        """Draft tokens [R, G] and confidence logits [R, G]: the loop of `DSparkProposer`, without a wait.
 
         Args:
-            seeds: [R] int64. temperatures: [R, 1]; 0 takes the argmax.
-            is_sampled: false where every temperature is 0.
+            params: of the R requests or more. kind: the largest among them.
         """
         logits, hidden = self.blocks(anchors, starts, slots)
-        is_warm = temperatures[:, 0] > 0
-        previous, tokens, confidences = anchors, [], []
-        for k in range(self.block_size):
-            confidences.append(self.draft.confidence_logits(hidden[:, k], previous))
-            corrected = (logits[:, k].float() + self.draft.markov_bias(previous).float())[:, : self.num_valid_tokens]
-            previous = corrected.argmax(-1)
-            if is_sampled:
-                scaled = (corrected - corrected.amax(-1, keepdim=True)) / temperatures
-                noise = gumbel_noise(seeds, starts + 1 + k, self.num_valid_tokens)
-                previous = torch.where(is_warm, (scaled + noise).argmax(-1), previous)
-            tokens.append(previous)
-        return torch.stack(tokens, dim=1), torch.stack(confidences, dim=1)
+        base = logits[:, :, : self.num_valid_tokens]
+        return self.draft.draw_blocks(base, hidden, anchors, starts, params, kind)

@@ -6,11 +6,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from dspark.config.sampling import SamplingParams
 from dspark.engine.fixed_passes import FixedDraft, FixedTarget, PassRows
 from dspark.engine.graphs import GraphCache, GraphPlan, StaticRows
 from dspark.engine.stopwatch import Stopwatch
 from dspark.models.build import Model
-from dspark.sampling.noise import seeds_tensor
+from dspark.sampling.device_rows import DeviceSampling
 from dspark.state.model_state import ModelState
 from dspark.state.row_views import RowPlaces
 from dspark.state.spans import Span
@@ -92,8 +93,7 @@ class DraftGraphs:
         self._draft = FixedDraft(model, state, block_size, num_valid_tokens)
         self._stopwatch = stopwatch
         most = plan.row_counts[-1]
-        self._seeds = torch.zeros(most, dtype=torch.int64, device=state.device)
-        self._temperatures = torch.zeros(most, 1, device=state.device)
+        self._sampling = DeviceSampling(most, state.device)
         self._committed = StaticRows(most, 2, state.device)
         self._blocks = StaticRows(most, 3, state.device)
         width = len(model.draft.plan.target_layer_ids) * model.plan.hidden_size
@@ -132,19 +132,12 @@ class DraftGraphs:
         num_blocks: int,
         spans: Sequence[Span],
         anchors: Sequence[int],
-        seeds: Sequence[int],
-        temperatures: Sequence[float],
+        params: Sequence[SamplingParams],
     ) -> tuple[Tensor, Tensor]:
-        """Draft tokens [R, G] and confidence logits [R, G] of blocks drawn greedily or by a temperature alone."""
+        """Draft tokens [R, G] and confidence logits [R, G] of blocks that are drawn where their logits are."""
         self._fill_blocks(num_blocks, spans, anchors)
-        is_sampled = any(temperature > 0 for temperature in temperatures)
-        if is_sampled:
-            count = len(temperatures)
-            self._seeds[:count] = seeds_tensor(seeds, self.state.device)
-            self._temperatures[:count, 0] = torch.tensor(temperatures, dtype=torch.float64).to(self._temperatures)
-        placed, starts, slots = self._blocks.view(num_blocks)
-        drawn_by = self._seeds[:num_blocks], self._temperatures[:num_blocks]
-        body = partial(self._draft.draw, placed, starts, slots, *drawn_by, is_sampled=is_sampled)
+        kind = self._sampling.fill(params)
+        body = partial(self._draft.draw, *self._blocks.view(num_blocks), self._sampling.params, kind)
         with self._stopwatch.phase("draft"):
-            token_ids, confidence = self._drawn.launch((num_blocks, is_sampled), body)
+            token_ids, confidence = self._drawn.launch((num_blocks, kind), body)
         return token_ids[: len(spans)].clone(), confidence[: len(spans)].clone()
