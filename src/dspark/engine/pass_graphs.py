@@ -137,7 +137,8 @@ class DraftGraphs:
         """Draft tokens [R, G] and confidence logits [R, G] of blocks that are drawn where their logits are."""
         self._fill_blocks(num_blocks, spans, anchors)
         kind = self._sampling.fill(params)
-        body = partial(self._draft.draw, *self._blocks.view(num_blocks), self._sampling.params, kind)
+        placed, starts, slots = self._blocks.view(num_blocks)
+        body = partial(self._draft.draw, placed, starts, slots, self._sampling.params, kind)
         with self._stopwatch.phase("draft"):
             token_ids, confidence = self._drawn.launch((num_blocks, kind), body)
         return token_ids[: len(spans)].clone(), confidence[: len(spans)].clone()
