@@ -7,7 +7,6 @@ from torch import Tensor
 
 from dspark.ops import draw, markov, verdict
 from dspark.ops.experts import mixture_of
-from dspark.ops.hyper import embed_streams
 from dspark.ops.opset import OpSet
 from dspark.ops.packing import GROUP_ROWS, PackedWeight
 from dspark.ops.route import Route
@@ -74,7 +73,7 @@ TRITON_OPS = OpSet(
     apply_rope=rope.apply_rope,
     pool_groups=compress.pool_groups,
     gate_and_up=elementwise.gate_and_up,
-    embed_streams=embed_streams,
+    embed_streams=hyper.embed_streams,
     read_streams=hyper.read_streams,
     read_head=hyper.read_head,
     collapse_streams=hyper.collapse_streams,

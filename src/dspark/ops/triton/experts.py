@@ -15,11 +15,11 @@ from dspark.ops.packing import PackedWeight
 from dspark.ops.route import Route
 from dspark.ops.triton import plain_product
 from dspark.ops.triton.early import begin, early_launch
-from dspark.ops.triton.elementwise import sigmoid
+from dspark.ops.triton.elementwise import round_bf16, sigmoid
 from dspark.ops.triton.launch import INTERPRETED, packed
 from dspark.ops.triton.linear import joined_parts, prepared_rows, product_parts, result_dtype
 from dspark.ops.triton.product import Shape, Tiles, product
-from dspark.ops.triton.quantise import _inverse_power, _power_of_two_ceiling, _round_e4m3
+from dspark.ops.triton.quantise import rounded_fp8
 
 _BLOCK_PAIRS = 1024
 _COMBINE = 1024
@@ -69,15 +69,6 @@ def _sort_pairs(
         tl.store(table + 3 * tile + 2, tl.minimum(tl.maximum(count - done, 0), ROWS))
 
 
-@triton.jit
-def _round_bf16(x, PLAIN: tl.constexpr):
-    """Nearest bf16 value, ties to even; the interpreter's own conversion truncates."""
-    if PLAIN:
-        bits = x.to(tl.int32, bitcast=True)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
-    return x.to(tl.bfloat16).to(tl.float32)
-
-
 @triton.jit(do_not_specialize=["P", "T"])
 def _gate(
     projected, order, weights, out, shared, shared_out, P, T, limit,
@@ -108,11 +99,9 @@ def _gate(
         up = tl.minimum(tl.maximum(up, -limit), limit)
     inner = gate * sigmoid(gate) * up * factor
     if ROUND:
-        inner = _round_bf16(inner, PLAIN)
+        inner = round_bf16(inner, PLAIN)
     if QUANTISE:
-        bits = _power_of_two_ceiling(tl.maximum(tl.max(tl.abs(inner), 1), 1e-4) * (1.0 / 448.0))[:, None]
-        codes = _round_e4m3(inner * _inverse_power(bits).to(tl.float32, bitcast=True))
-        inner = codes * bits.to(tl.float32, bitcast=True)
+        inner = rounded_fp8(inner)
     tl.store(out + columns, inner.to(out.dtype.element_ty), mask=known)
 
 
@@ -122,7 +111,7 @@ def _section_sum(parts, places, known, step, SECTIONS: tl.constexpr, ROUND: tl.c
     total = tl.load(parts + places, mask=known, other=0.0).to(tl.float32)
     for section in tl.static_range(1, SECTIONS):
         total += tl.load(parts + section * step.to(tl.int64) + places, mask=known, other=0.0).to(tl.float32)
-    return _round_bf16(total, PLAIN) if ROUND else total
+    return round_bf16(total, PLAIN) if ROUND else total
 
 
 @triton.jit(do_not_specialize=["T"])

@@ -1,135 +1,165 @@
-"""Hyper-connections: reading a half's input in two launches, and sums over streams in stream order.
+"""Hyper-connections: a half's input in two launches, and sums over streams in stream order.
 
-The projection to mix logits has few outputs and a long row, so each row is cut into sections of a fixed length, whose
-sums are added from the first to the last.
+The first writes what is pending into the streams and projects them to mix logits, whose sums are left in sections of
+fixed columns; the second adds those from the first to the last and makes the input and the next mix. Each program of
+the first holds its section of the projection, so that more rows read it no more often.
 """
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.ops.hyper import HalfInput, Residual, StreamMix, head_mix, written_streams
-from dspark.ops.triton import plain_product
+from dspark.ops.hyper import HalfInput, Residual, StreamMix
+from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.elementwise import round_bf16, sigmoid
-from dspark.ops.triton.launch import INTERPRETED, block_of, new_output, packed, rounded, warps_of
-from dspark.ops.triton.norm import rms_norm, stream_rstd
-from dspark.ops.triton.quantise import quantise_fp8
+from dspark.ops.triton.launch import INTERPRETED, block_of, new_output, packed, rounded
+from dspark.ops.triton.quantise import rounded_fp8
 
 _BLOCK = 256
-_SECTION = 1024
-_STEP = tl.constexpr(128)
+_SECTION = 32  # columns of each stream in a section
+_MOST_PROGRAMS = 1024  # of a projection; above, each takes several rows
+_PLAIN_GROUP = 128  # columns that lie together where none share a scale
 
 
 @triton.jit
-def _project(streams, fn, out, WIDTH: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr, SECTION: tl.constexpr):
-    """Sums of one section of a row: N products with `fn`, then the squares."""
-    row = tl.program_id(0).to(tl.int64)
-    first = tl.program_id(1) * SECTION
-    outputs, lanes = tl.arange(0, LANES), tl.arange(0, _STEP)
-    products = tl.zeros([LANES, _STEP], dtype=tl.float32)
-    squares = tl.zeros([_STEP], dtype=tl.float32)
-    for start in tl.static_range(0, SECTION, _STEP):
-        columns = first + start + lanes
-        inside = columns < WIDTH
-        part = tl.load(streams + row * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
-        weight = tl.load(
-            fn + outputs[:, None] * WIDTH + columns[None, :], mask=(outputs < N)[:, None] & inside[None, :], other=0.0
-        )
-        products += weight * part[None, :]
-        squares += part * part
-    sums = tl.where(outputs == N, tl.sum(squares, 0), tl.sum(products, 1))
-    tl.store(out + (row * tl.num_programs(1) + tl.program_id(1)) * LANES + outputs, sums, mask=outputs <= N)
+def _written(output, streams, post, comb, row, columns, to, inside, D: tl.constexpr, S: tl.constexpr):
+    """Streams `to` of a row at some columns after its output is written: post * output + sum over streams."""
+    carried = tl.zeros(columns.shape, dtype=tl.float32)
+    for stream in tl.static_range(S):
+        part = tl.load(streams + (row * S + stream) * D + columns, mask=inside, other=0.0).to(tl.float32)
+        carried += tl.load(comb + (row * S + stream) * S + to, mask=inside, other=0.0) * part
+    own = tl.load(output + row * D + columns, mask=inside, other=0.0).to(tl.float32)
+    return tl.load(post + row * S + to, mask=inside, other=0.0) * own + carried
+
+
+@triton.jit(do_not_specialize=["T", "rows_each"])
+def _project(
+    output, streams, post, comb, fn, written, sums, T, rows_each,
+    D: tl.constexpr, S: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr, BLOCK_S: tl.constexpr,
+    SECTION: tl.constexpr, PENDING: tl.constexpr, ROUND: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """A section of some rows: whole streams, and the section's sums of N products with `fn` and of squares."""
+    section, sections = tl.program_id(0), tl.num_programs(0)
+    outputs, lanes = tl.arange(0, LANES), tl.arange(0, BLOCK_S * SECTION)
+    columns, to = section * SECTION + lanes % SECTION, lanes // SECTION
+    inside = (columns < D) & (to < S)
+    places = outputs[:, None] * (S * D) + (to * D + columns)[None, :]
+    weights = tl.load(fn + places, mask=(outputs < N)[:, None] & inside[None, :], other=0.0)
+    begin(EARLY)
+    first = tl.program_id(1).to(tl.int64) * rows_each
+    for step in range(tl.minimum(rows_each, T - first)):
+        row = first + step
+        if PENDING:
+            found = _written(output, streams, post, comb, row, columns, to, inside, D, S)
+            if ROUND:
+                found = round_bf16(found, PLAIN)
+            tl.store(written + (row * S + to) * D + columns, found.to(written.dtype.element_ty), mask=inside)
+        else:
+            found = tl.load(streams + (row * S + to) * D + columns, mask=inside, other=0.0).to(tl.float32)
+        factors = tl.where((outputs == N)[:, None], found[None, :], weights)
+        total = tl.sum(factors * found[None, :], 1)
+        tl.store(sums + (row * sections + section) * LANES + outputs, total, mask=outputs <= N)
 
 
 @triton.jit
-def _logits(sums, places, mask, rstd, SECTIONS: tl.constexpr, LANES: tl.constexpr):
-    """Mix logits at some places of a row: their sums over the sections in order, times the row's rstd."""
-    total = tl.load(sums + places, mask=mask, other=0.0)
-    for section in tl.static_range(1, SECTIONS):
-        total += tl.load(sums + section * LANES + places, mask=mask, other=0.0)
-    return total * rstd
+def _totals(sums, places, mask, SECTIONS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr):
+    """Sums over a row's sections at some places."""
+    sections = tl.arange(0, BLOCK)
+    known = (sections < SECTIONS)[:, None] & mask[None, :]
+    return tl.sum(tl.load(sums + sections[:, None] * LANES + places[None, :], mask=known, other=0.0), 0)
 
 
 @triton.jit
-def _read(
-    streams,
-    carried,
-    sums,
-    scale,
-    base,
-    norm_weight,
-    out,
-    pre_out,
-    post_out,
-    comb_out,
-    eps,
-    stream_eps,
-    norm_eps,
-    D: tl.constexpr,
-    S: tl.constexpr,
-    STEPS: tl.constexpr,
-    SECTIONS: tl.constexpr,
-    LANES: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    IS_SHIFTED: tl.constexpr,
-    ROUND: tl.constexpr,
-    PLAIN: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    sums += row * SECTIONS * LANES
-    i = tl.arange(0, BLOCK_S)
-    inside = i < S
-    squares = tl.load(sums + (2 + S) * S)
-    for section in tl.static_range(1, SECTIONS):
-        squares += tl.load(sums + section * LANES + (2 + S) * S)
-    rstd = tl.rsqrt(squares / (S * D) + stream_eps)
-    pre = _logits(sums, i, inside, rstd, SECTIONS, LANES) * tl.load(scale)
-    pre = sigmoid(pre + tl.load(base + i, mask=inside, other=0.0)) + eps
-    tl.store(pre_out + row * S + i, pre, mask=inside)
-    post = _logits(sums, S + i, inside, rstd, SECTIONS, LANES) * tl.load(scale + 1)
-    post = 2.0 * sigmoid(post + tl.load(base + S + i, mask=inside, other=0.0))
-    tl.store(post_out + row * S + i, post, mask=inside)
-    square = i[:, None] * S + i[None, :]
+def _balance(logits, inside, eps, STEPS: tl.constexpr):
+    """A doubly stochastic matrix of logits [S, S] (Sinkhorn): softmax of the rows, then columns and rows in turn."""
     whole = inside[:, None] & inside[None, :]
-    comb = _logits(sums, 2 * S + square, whole, rstd, SECTIONS, LANES) * tl.load(scale + 2)
-    comb += tl.load(base + 2 * S + square, mask=whole, other=0.0)
-    comb = tl.where(whole, comb, float("-inf"))
-    top = tl.where(inside, tl.max(comb, 1), 0.0)
-    comb = tl.exp(comb - top[:, None])
-    total = tl.where(inside, tl.sum(comb, 1), 1.0)
-    comb = tl.where(whole, comb / total[:, None] + eps, 0.0)
+    logits = tl.where(whole, logits, float("-inf"))
+    comb = tl.exp(logits - tl.where(inside, tl.max(logits, 1), 0.0)[:, None])
+    comb = tl.where(whole, comb / tl.where(inside, tl.sum(comb, 1), 1.0)[:, None] + eps, 0.0)
     comb = comb / (tl.sum(comb, 0) + eps)[None, :]
     for _ in range(STEPS - 1):
         comb = comb / (tl.sum(comb, 1) + eps)[:, None]
         comb = comb / (tl.sum(comb, 0) + eps)[None, :]
-    tl.store(comb_out + row * S * S + square, comb, mask=whole)
-    lanes = tl.arange(0, BLOCK_D)
-    known = lanes < D
-    x = tl.zeros([BLOCK_D], dtype=tl.float32)
-    for stream in tl.static_range(S):
-        if IS_SHIFTED:
-            weight = tl.load(carried + row * S + stream)
-        else:
-            weight = tl.sum(tl.where(i == stream, pre, 0.0), 0)
-        x += tl.load(streams + (row * S + stream) * D + lanes, mask=known, other=0.0).to(tl.float32) * weight
-    if ROUND:
-        x = round_bf16(x, PLAIN)
-    norm = tl.rsqrt(tl.sum(x * x, 0) / D + norm_eps)
-    x = x * norm * tl.load(norm_weight + lanes, mask=known, other=0.0)
-    tl.store(out + row * D + lanes, x.to(out.dtype.element_ty), mask=known)
+    return comb
 
 
 @triton.jit
-def _collapse(streams, pre, out, D: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr):
+def _write_back(
+    sums, scale, base, post_out, comb_out, row, rstd, eps,
+    S: tl.constexpr, STEPS: tl.constexpr, SECTIONS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """The mix with which a row's output will be written."""
+    i = tl.arange(0, BLOCK_S)
+    inside = i < S
+    post = _totals(sums, S + i, inside, SECTIONS, BLOCK, LANES) * rstd * tl.load(scale + 1)
+    post = 2.0 * sigmoid(post + tl.load(base + S + i, mask=inside, other=0.0))
+    tl.store(post_out + row * S + i, post, mask=inside)
+    pairs = tl.arange(0, BLOCK_S * BLOCK_S)
+    places, known = (pairs // BLOCK_S) * S + pairs % BLOCK_S, (pairs // BLOCK_S < S) & (pairs % BLOCK_S < S)
+    logits = _totals(sums, 2 * S + places, known, SECTIONS, BLOCK, LANES) * rstd * tl.load(scale + 2)
+    logits += tl.load(base + 2 * S + places, mask=known, other=0.0)
+    square = i[:, None] * S + i[None, :]
+    comb = _balance(tl.reshape(logits, (BLOCK_S, BLOCK_S)), inside, eps, STEPS)
+    tl.store(comb_out + row * S * S + square, comb, mask=inside[:, None] & inside[None, :])
+
+
+@triton.jit(do_not_specialize=["carried_step"])
+def _read(
+    streams, carried, sums, scale, base, norm_weight, out, quantised, hidden, pre_out, post_out, comb_out,
+    carried_step, eps, stream_eps, norm_eps,
+    D: tl.constexpr, S: tl.constexpr, N: tl.constexpr, STEPS: tl.constexpr, SECTIONS: tl.constexpr,
+    BLOCK: tl.constexpr, LANES: tl.constexpr, BLOCK_S: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+    SHIFTED: tl.constexpr, QUANTISE: tl.constexpr, HEAD: tl.constexpr, ROUND: tl.constexpr, EARLY: tl.constexpr,
+    PLAIN: tl.constexpr,
+):  # fmt: skip
+    """A row's input by one program, the mix of its output by a second one; `HEAD` keeps the collapsed row instead."""
+    begin(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    sums += row * SECTIONS * LANES
+    sections = tl.arange(0, BLOCK)
+    squares = tl.sum(tl.load(sums + sections * LANES + N, mask=sections < SECTIONS, other=0.0), 0)
+    rstd = tl.rsqrt(squares / (S * D) + stream_eps)
+    if tl.program_id(1) == 1:
+        _write_back(sums, scale, base, post_out, comb_out, row, rstd, eps, S, STEPS, SECTIONS, BLOCK, LANES, BLOCK_S)
+        return
+    i = tl.arange(0, BLOCK_S)
+    lanes = tl.arange(0, GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = lanes < D
+    places = (row * S + i)[:, None, None] * D + lanes[None, :, :]
+    parts = tl.load(streams + places, mask=(i < S)[:, None, None] & inside[None, :, :], other=0.0).to(tl.float32)
+    factor = tl.load(norm_weight + lanes, mask=inside, other=0.0)
+    pre = _totals(sums, i, i < S, SECTIONS, BLOCK, LANES) * rstd * tl.load(scale)
+    pre = sigmoid(pre + tl.load(base + i, mask=i < S, other=0.0)) + eps
+    if not HEAD:
+        tl.store(pre_out + row * S + i, pre, mask=i < S)
+    if SHIFTED:
+        pre = tl.load(carried + row * carried_step + i, mask=i < S, other=0.0)
+    x = tl.sum(parts * pre[:, None, None], 0)
+    if ROUND:
+        x = round_bf16(x, PLAIN)
+    if HEAD:
+        tl.store(hidden + row * D + lanes, x.to(hidden.dtype.element_ty), mask=inside)
+    x = x * tl.rsqrt(tl.sum(tl.sum(x * x, 1), 0) / D + norm_eps) * factor
+    tl.store(out + row * D + lanes, x.to(out.dtype.element_ty), mask=inside)
+    if QUANTISE:
+        if ROUND:
+            x = round_bf16(x, PLAIN)
+        tl.store(quantised + row * D + lanes, rounded_fp8(x).to(quantised.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _collapse(streams, pre, out, pre_step, D: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = lanes < D
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for stream in tl.static_range(S):
         part = tl.load(streams + (row * S + stream) * D + lanes, mask=inside, other=0.0).to(tl.float32)
-        total += part * tl.load(pre + row * S + stream)
+        total += part * tl.load(pre + row * pre_step + stream)
     tl.store(out + row * D + lanes, total.to(out.dtype.element_ty), mask=inside)
 
 
@@ -148,15 +178,68 @@ def _mean(streams, out, D: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr):
 def _expand(output, streams, post, comb, out, D: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = lanes < S * D
+    found = _written(output, streams, post, comb, row, lanes % D, lanes // D, inside, D, S)
+    tl.store(out + row * S * D + lanes, found.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _embed(weight, token_ids, out, D: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = lanes < D
-    written = tl.load(output + row * D + lanes, mask=inside, other=0.0).to(tl.float32)
-    for to in tl.static_range(S):
-        carried = tl.zeros([BLOCK], dtype=tl.float32)
-        for stream in tl.static_range(S):
-            part = tl.load(streams + (row * S + stream) * D + lanes, mask=inside, other=0.0).to(tl.float32)
-            carried += tl.load(comb + (row * S + stream) * S + to) * part
-        found = tl.load(post + row * S + to) * written + carried
-        tl.store(out + (row * S + to) * D + lanes, found.to(out.dtype.element_ty), mask=inside)
+    found = tl.load(weight + tl.load(token_ids + row) * D + lanes, mask=inside, other=0.0)
+    for stream in tl.static_range(S):
+        tl.store(out + (row * S + stream) * D + lanes, found.to(out.dtype.element_ty), mask=inside)
+
+
+class _Sums(NamedTuple):
+    """Whole streams [T, S, D], and the sections' sums [T, sections, lanes] of their projection."""
+
+    streams: Tensor
+    sections: Tensor
+
+
+def _projected(residual: Residual, fn: Tensor) -> _Sums:
+    """The first launch: write what is pending, and project."""
+    streams = packed(residual.streams)
+    num_rows, size, width = streams.shape
+    sections, lanes = triton.cdiv(width, _SECTION), block_of(fn.shape[0] + 1, least=16)
+    sums = torch.empty(num_rows, sections, lanes, dtype=torch.float32, device=streams.device)
+    written, pending, early = streams, (streams, streams, streams), early_launch()
+    if residual.pending is not None:
+        output, mix = residual.pending
+        written = new_output(streams, num_rows, size, width)
+        pending = packed(output), packed(mix.post), packed(mix.comb)
+    if num_rows:
+        rows_each = triton.cdiv(num_rows * sections, _MOST_PROGRAMS)
+        _project[(sections, triton.cdiv(num_rows, rows_each))](
+            pending[0], streams, pending[1], pending[2], packed(fn), written, sums, num_rows, rows_each,
+            width, size, fn.shape[0], lanes, block_of(size), _SECTION, residual.pending is not None,
+            streams.dtype == torch.bfloat16, early, INTERPRETED, num_warps=4, launch_pdl=early,
+        )  # fmt: skip
+    return _Sums(rounded(written, streams), sums)
+
+
+def _launch_read(
+    sums: _Sums, carried: Tensor | None, scale: Tensor, base: Tensor, norm_weight: Tensor, outputs: tuple[Tensor, ...],
+    iterations: int, numbers: tuple[float, float, float], group: int, is_head: bool,
+) -> None:  # fmt: skip
+    """The second launch; `outputs` are the input, the same quantised, the collapsed row, and the mix."""
+    streams = sums.streams
+    num_rows, size, width = streams.shape
+    if num_rows == 0:
+        return
+    _, sections, lanes = sums.sections.shape
+    columns, early = group or min(_PLAIN_GROUP, block_of(width)), early_launch()
+    groups = block_of(triton.cdiv(width, columns))
+    _read[(num_rows, 1 if is_head else 2)](
+        streams, streams if carried is None else carried, sums.sections, packed(scale), packed(base),
+        packed(norm_weight), *outputs, 0 if carried is None else carried.stride(0), *numbers,
+        width, size, base.shape[0], iterations, sections, block_of(sections), lanes, block_of(size), groups, columns,
+        carried is not None, group > 0, is_head, streams.dtype == torch.bfloat16, early, INTERPRETED,
+        num_warps=16 if groups * columns > 4096 else 8 if groups * columns > 1024 else 4, launch_pdl=early,
+    )  # fmt: skip
 
 
 def read_streams(
@@ -172,50 +255,19 @@ def read_streams(
     norm_eps: float,
     group: int,
 ) -> HalfInput:
-    """See `dspark.ops.hyper.StreamReader.read_streams`."""
-    streams = written_streams(residual, expand_streams)
-    carried = residual.carried if is_shifted else None
+    """See `dspark.ops.hyper.StreamReader.read_streams`; two launches."""
+    sums = _projected(residual, fn)
+    streams = sums.streams
     num_rows, size, width = streams.shape
-    device = streams.device
-    pre, post = (torch.empty(num_rows, size, dtype=torch.float32, device=device) for _ in range(2))
-    comb = torch.empty(num_rows, size, size, dtype=torch.float32, device=device)
+    pre, post = (torch.empty(num_rows, size, dtype=torch.float32, device=streams.device) for _ in range(2))
+    comb = torch.empty(num_rows, size, size, dtype=torch.float32, device=streams.device)
     out = new_output(streams, num_rows, width)
-    if num_rows:
-        streams = packed(streams)
-        sections, lanes = triton.cdiv(size * width, _SECTION), block_of(fn.shape[0] + 1, least=16)
-        sums = torch.empty(num_rows, sections, lanes, dtype=torch.float32, device=device)
-        _project[(num_rows, sections)](
-            streams, packed(fn), sums, size * width, fn.shape[0], lanes, _SECTION, num_warps=4
-        )
-        block = block_of(width)
-        _read[(num_rows,)](
-            streams,
-            None if carried is None else packed(carried),
-            sums,
-            packed(scale),
-            packed(base),
-            packed(norm_weight),
-            out,
-            pre,
-            post,
-            comb,
-            eps,
-            stream_eps,
-            norm_eps,
-            width,
-            size,
-            iterations,
-            sections,
-            lanes,
-            block_of(size),
-            block,
-            carried is not None,
-            streams.dtype == torch.bfloat16,
-            INTERPRETED,
-            num_warps=warps_of(block),
-        )
+    quantised = torch.empty_like(out) if group else out
+    carried = _strided_rows(residual.carried) if is_shifted else None
+    outputs, numbers = (out, quantised, out, pre, post, comb), (eps, stream_eps, norm_eps)
+    _launch_read(sums, carried, scale, base, norm_weight, outputs, iterations, numbers, group, False)
     x = rounded(out, streams)
-    return HalfInput(x, quantise_fp8(x, group) if group else x, streams, StreamMix(pre, post, comb))
+    return HalfInput(x, rounded(quantised, streams) if group else x, streams, StreamMix(pre, post, comb))
 
 
 def read_head(
@@ -228,12 +280,13 @@ def read_head(
     stream_eps: float,
     norm_eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """See `dspark.ops.hyper.StreamReader.read_head`."""
-    streams = written_streams(residual, expand_streams)
-    flat = streams.flatten(1).float()
-    logits = plain_product.linear(flat, fn) * stream_rstd(flat, stream_eps)
-    hidden = collapse_streams(streams, head_mix(logits, scale, base, eps))
-    return hidden, rms_norm(hidden, norm_weight, norm_eps)
+    """See `dspark.ops.hyper.StreamReader.read_head`; two launches."""
+    sums = _projected(residual, fn)
+    num_rows, _, width = sums.streams.shape
+    hidden, out = (new_output(sums.streams, num_rows, width) for _ in range(2))
+    outputs, numbers = (out, out, hidden, out, out, out), (eps, stream_eps, norm_eps)
+    _launch_read(sums, None, scale, base, norm_weight, outputs, 0, numbers, 0, True)
+    return rounded(hidden, sums.streams), rounded(out, sums.streams)
 
 
 def collapse_streams(streams: Tensor, pre: Tensor) -> Tensor:
@@ -241,7 +294,10 @@ def collapse_streams(streams: Tensor, pre: Tensor) -> Tensor:
     num_rows, num_streams, size = streams.shape
     out = new_output(streams, num_rows, size)
     if num_rows:
-        _collapse[_grid(num_rows, size)](packed(streams), packed(pre), out, size, num_streams, _BLOCK, num_warps=2)
+        weights = _strided_rows(pre)
+        _collapse[_grid(num_rows, size)](
+            packed(streams), weights, out, weights.stride(0), size, num_streams, _BLOCK, num_warps=2
+        )
     return rounded(out, streams)
 
 
@@ -259,18 +315,26 @@ def expand_streams(output: Tensor, streams: Tensor, mix: StreamMix) -> Tensor:
     num_rows, num_streams, size = streams.shape
     out = new_output(streams, num_rows, num_streams, size)
     if num_rows:
-        _expand[_grid(num_rows, size)](
-            packed(output),
-            packed(streams),
-            packed(mix.post),
-            packed(mix.comb),
-            out,
-            size,
-            num_streams,
-            _BLOCK,
-            num_warps=2,
+        mix_back = packed(mix.post), packed(mix.comb)
+        _expand[_grid(num_rows, num_streams * size)](
+            packed(output), packed(streams), *mix_back, out, size, num_streams, _BLOCK, num_warps=2
         )
     return rounded(out, streams)
+
+
+def embed_streams(weight: Tensor, token_ids: Tensor, num_streams: int, dtype: torch.dtype) -> Tensor:
+    """See `dspark.ops.hyper.embed_streams`."""
+    num_rows, size = token_ids.shape[0], weight.shape[1]
+    like = weight.new_empty(0, dtype=dtype)
+    out = new_output(like, num_rows, num_streams, size)
+    if num_rows:
+        _embed[_grid(num_rows, size)](packed(weight), packed(token_ids), out, size, num_streams, _BLOCK, num_warps=2)
+    return rounded(out, like)
+
+
+def _strided_rows(weights: Tensor) -> Tensor:
+    """[T, S] with neighbouring columns; rows may lie at any distance, or be one and the same."""
+    return weights if weights.stride(1) == 1 else weights.contiguous()
 
 
 def _grid(num_rows: int, size: int) -> tuple[int, int]:

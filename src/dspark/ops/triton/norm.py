@@ -1,6 +1,5 @@
-"""Root-mean-square of a row and what is scaled by it: one program a row."""
+"""Rows scaled by their root-mean-square: one program a row."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -28,17 +27,6 @@ def _normalise(x, weight, out, eps, D: tl.constexpr, BLOCK: tl.constexpr, HAS_WE
         tl.store(out + row * D + start + lanes, part.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _rstd(x, out, eps, D: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, BLOCK)
-    squares = tl.zeros([BLOCK], dtype=tl.float32)
-    for start in tl.static_range(0, D, BLOCK):
-        part = tl.load(x + row * D + start + lanes, mask=start + lanes < D, other=0.0).to(tl.float32)
-        squares += part * part
-    tl.store(out + row, tl.rsqrt(tl.sum(squares, 0) / D + eps))
-
-
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """See `dspark.ops.norm.rms_norm`."""
     size = x.shape[-1]
@@ -48,13 +36,3 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     if grid[0]:
         _normalise[grid](rows, weight, out, eps, size, block, weight is not None, num_warps=warps_of(block))
     return rounded(out, x)
-
-
-def stream_rstd(flat: Tensor, eps: float) -> Tensor:
-    """See `dspark.ops.hyper.stream_rstd`."""
-    num_rows, size = flat.shape
-    out = torch.empty(num_rows, 1, dtype=torch.float32, device=flat.device)
-    block = min(block_of(size), _LONGEST_BLOCK)
-    if num_rows:
-        _rstd[(num_rows,)](packed(flat), out, eps, size, block, num_warps=warps_of(block))
-    return out

@@ -46,6 +46,14 @@ def _inverse_power(bits):
 
 
 @triton.jit
+def rounded_fp8(x):
+    """float32 values [groups, columns] on the e4m3 grid of a scale for each group."""
+    bits = _power_of_two_ceiling(tl.maximum(tl.max(tl.abs(x), 1), 1e-4) * (1.0 / _FP8_LIMIT))[:, None]
+    codes = _round_e4m3(x * _inverse_power(bits).to(tl.float32, bitcast=True))
+    return codes * bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _quantise(x, out, num_groups, KIND: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr):
     group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     places = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -53,9 +61,7 @@ def _quantise(x, out, num_groups, KIND: tl.constexpr, GROUP: tl.constexpr, GROUP
     values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
     largest = tl.max(tl.abs(values), 1)
     if KIND == _FP8:
-        bits = _power_of_two_ceiling(tl.maximum(largest, 1e-4) * (1.0 / _FP8_LIMIT))[:, None]
-        codes = _round_e4m3(values * _inverse_power(bits).to(tl.float32, bitcast=True))
-        found = codes * bits.to(tl.float32, bitcast=True)
+        found = rounded_fp8(values)
     elif KIND == _FP4:
         bits = _power_of_two_ceiling(tl.maximum(largest, _FP4_LIMIT * 2.0**-126) * (1.0 / _FP4_LIMIT))[:, None]
         scaled = values * _inverse_power(bits).to(tl.float32, bitcast=True)
