@@ -17,7 +17,8 @@ from dspark.engine.graphs import GraphPlan
 from dspark.engine.request import Emission, Request
 from dspark.scheduler.plan import PlannedSpan, StepPlan
 from dspark.speculative.proposer import ContinuationProposer, Proposal, ProposalRequest, Proposer
-from dspark.state.model_state import ModelState, RequestState, StateImage, tail_key
+from dspark.state.model_state import StateImage
+from dspark.validate.poison import poison
 from support.alone import Draft, Outcome, Stream, bits_of, cut, stream_of
 from support.tiny_models import BLOCK, MAX_LEN, NUM_VALID, LetterTokenizer, tiny_model, tiny_state
 
@@ -279,34 +280,3 @@ class Drive:
             seen = self.script.seen.get(request.request_id, {})
             alone = {anchor: life.wish.stream.drafts[anchor] for anchor in seen}
             assert bits_of(seen) == bits_of(alone), "a draft depends on the schedule"
-
-
-def poison(state: ModelState) -> None:
-    """Overwrite everything that no request may ever read again: free slots and pages, and rows out of reach."""
-    held = {page for image in state.images for page in image.pages}
-    held |= {page for request in state.requests for page in request.pages}
-    open_slots = {request.slot for request in state.requests}
-    nan = float("nan")
-    for ring in state.rings.values():
-        for slot in set(range(state.num_slots)) - open_slots:
-            ring[slot] = nan
-    for key, rows in state.appends.items():
-        per_page = state.page_tokens // state.append_ratios[key]
-        for page in set(range(state.pages.num_pages)) - held:
-            rows[page * per_page : (page + 1) * per_page] = nan
-        for request in state.requests:
-            for group in range(request.committed // state.append_ratios[key], len(request.pages) * per_page):
-                rows[request.pages[group // per_page] * per_page + group % per_page] = nan
-    for request in state.requests:
-        _poison_rings(state, request)
-
-
-def _poison_rings(state: ModelState, request: RequestState) -> None:
-    """A pass at `committed` reaches `reach - 1` rows back; a draft block, which keeps no rows of its own, one more."""
-    rings = [(ring.key, ring.reach - (not ring.key.startswith("mtp"))) for ring in state.geometry.windows]
-    rings += [(tail_key(ring.key), ring.reach - 1) for ring in state.geometry.tails]
-    for key, back in rings:
-        store = state.rings[key]
-        reached = {position % store.shape[1] for position in range(max(request.committed - back, 0), request.committed)}
-        for row in set(range(store.shape[1])) - reached:
-            store[request.slot, row] = float("nan")

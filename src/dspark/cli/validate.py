@@ -11,10 +11,12 @@ from rich.table import Table
 from dspark.cli import exit_codes, options
 from dspark.cli.console import fail, out, print_json, progress
 from dspark.cli.validate_lifecycle import lifecycle
+from dspark.cli.validate_runtime import runtime
 from dspark.validate.golden import DTYPES, Check, GoldenReport, validate_case
 
 validate_app = typer.Typer(help="Check the engine against reference numbers and against itself.", no_args_is_help=True)
 validate_app.command("lifecycle")(lifecycle)
+validate_app.command("runtime")(runtime)
 
 
 class DtypeChoice(StrEnum):

@@ -10,12 +10,12 @@ import torch
 from dspark.config import Admission, Config
 from dspark.config.environment import read_environment
 from dspark.config.errors import CheckpointError, ConfigError
-from dspark.engine.core import Speculation
+from dspark.engine.core import Engine, Speculation
 from dspark.engine.device import Placement, place
 from dspark.engine.device_memory import DeviceMemory, memory_of
 from dspark.engine.identity import engine_identity
 from dspark.engine.loop import EngineLoop
-from dspark.engine.memory import require_weights_fit
+from dspark.engine.memory import MemoryPlan, require_weights_fit
 from dspark.engine.opening import open_checkpoint
 from dspark.engine.sizing import EngineParts, size_engine
 from dspark.engine.speculation import default_speculation, plan_speculation
@@ -165,17 +165,20 @@ def build_loop(
     parts = EngineParts(model, tokenizer, config, speculation, max_model_len, device)
     memory_plan = size_engine(parts, memory or memory_of(device, config))
     log.info("memory: %s", memory_plan.sentence())
-    engine = parts.engine(memory_plan.num_pages)
-    page_tokens = memory_plan.page_tokens
-    interval = config.prefix_cache_interval or _DEFAULT_INTERVAL_PAGES * page_tokens
+    return loop_over(parts.engine(memory_plan.num_pages), config, max_model_len, memory_plan)
+
+
+def loop_over(engine: Engine, config: Config, max_model_len: int, memory: MemoryPlan) -> EngineLoop:
+    """Scheduler, prefix cache and loop around an engine."""
+    interval = config.prefix_cache_interval or _DEFAULT_INTERVAL_PAGES * memory.page_tokens
     return EngineLoop(
         engine,
-        Scheduler(config.max_num_seqs, config.max_num_batched_tokens, memory_plan.num_pages, page_tokens),
-        PrefixCache(engine.state, memory_plan.images),
+        Scheduler(config.max_num_seqs, config.max_num_batched_tokens, memory.num_pages, memory.page_tokens),
+        PrefixCache(engine.state, memory.images),
         max_model_len,
-        image_interval=-(-interval // page_tokens) * page_tokens,
+        image_interval=-(-interval // memory.page_tokens) * memory.page_tokens,
         reuses_prefixes=config.enable_prefix_caching,
-        memory=memory_plan,
+        memory=memory,
     )
 
 

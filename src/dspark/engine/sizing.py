@@ -36,21 +36,24 @@ class EngineParts:
     max_model_len: int
     device: torch.device
 
-    def engine(self, num_pages: int) -> Engine:
-        """The engine over a fresh state of so many pages."""
+    def state(self, num_pages: int) -> ModelState:
+        """A fresh state of so many pages."""
         config, plan = self.config, self.model.plan
-        max_query_len = 1 + self.speculation.num_speculative_tokens
-        state = ModelState(
+        return ModelState(
             plan,
             config.max_num_seqs,
             num_pages,
-            max_query_len,
+            1 + self.speculation.num_speculative_tokens,
             TORCH_DTYPES[config.kv_cache_dtype],
             self.device,
             index_dtype=INDEX_DTYPE,
             max_rewind=rewind_rows(state_geometry(plan), reuses_prefixes=config.enable_prefix_caching),
         )
-        return Engine(self.model, state, self.tokenizer, self.speculation, self.graphs())
+
+    def engine(self, num_pages: int, graphs: GraphPlan | None = None) -> Engine:
+        """The engine over a fresh state; its graphs are those of the configuration, or others."""
+        state = self.state(num_pages)
+        return Engine(self.model, state, self.tokenizer, self.speculation, graphs or self.graphs())
 
     def graphs(self) -> GraphPlan | None:
         """What is captured."""
