@@ -8,7 +8,7 @@ Not tested here: speed. The same body runs on an accelerator, with more rows and
 
 import importlib
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -191,6 +191,33 @@ def test_routed_experts_rows(kernels, kind):
         return kernels[1].routed_experts_grouped(x, Route(ids, weights), w13.weight, w2.weight, LIMIT, 32)
 
     check_row_law(call, expert_inputs(EXPERT_ROWS))
+
+
+@pytest.mark.parametrize("kind", ["fp4", "bf16"])
+def test_experts_that_ranks_hold_add_up_to_all(kernels, kind):
+    """Of two slots each rank adds its own to zero, so the sum over ranks is the whole sum to the bit."""
+    stacks = [weight.weight for weight in expert_weights(kind)]
+    x, ids, weights = expert_inputs(EXPERT_ROWS)
+    whole = kernels[1].routed_experts_grouped(x, Route(ids, weights), *stacks, LIMIT, 32)
+    total = torch.zeros_like(whole)
+    for held in (range(2), range(2, EXPERTS - 1), range(EXPERTS - 1, EXPERTS)):
+        own = [members(stack, held) for stack in stacks]
+
+        def call(x: Tensor, ids: Tensor, weights: Tensor, own: list = own, held: range = held) -> Tensor:
+            return kernels[1].routed_experts_grouped(x, Route(ids, weights, held), *own, LIMIT, 32)
+
+        check_row_law(call, (x, ids, weights))
+        total += call(x, ids, weights)
+    assert torch.equal(total, whole)
+    assert not torch.equal(whole, torch.zeros_like(whole))
+
+
+def members(stack: Tensor | PackedWeight, held: range) -> Tensor | PackedWeight:
+    """Some weights of a stack."""
+    if isinstance(stack, Tensor):
+        return stack[held.start : held.stop]
+    codes, scales = stack.codes[held.start : held.stop], stack.scales[held.start : held.stop]
+    return replace(stack, codes=codes, scales=scales)
 
 
 def test_mixture_is_routed_and_shared_together(kernels):

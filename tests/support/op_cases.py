@@ -89,24 +89,28 @@ def attention_case(heads: int, width: int, window: int, picks: int, dtype: torch
     )
 
 
-def experts_case(experts: int, count: int) -> OpCase:
+def experts_case(experts: int, count: int, held: range | None = None) -> OpCase:
+    """`held` are the experts whose weights the op is given; the others then add nothing."""
     w13, w2 = fixed(5, experts, 2 * 24, 40) * 0.3, fixed(6, experts, 40, 24) * 0.3
     s13, s2 = fixed(13, 2 * 24, 40) * 0.3, fixed(14, 40, 24) * 0.3
 
     def naive_mixture(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         beside = torch.zeros(x.shape[0], 1, dtype=torch.int64), torch.ones(x.shape[0], 1)
         shared = naive.routed_experts(x, *beside, s13.unsqueeze(0), s2.unsqueeze(0), 2.0, 8)
-        return naive.routed_experts(x, ids, weights, w13, w2, 2.0, 8) + shared
+        here = weights if held is None else weights * ((ids >= held.start) & (ids < held.stop))
+        return naive.routed_experts(x, ids, here, w13, w2, 2.0, 8) + shared
+
+    stacks = (w13, w2) if held is None else (w13[held.start : held.stop], w2[held.start : held.stop])
 
     def make(g: torch.Generator, T: int) -> Rows:
         chosen = torch.rand(T, experts, generator=g).argsort(-1)[:, :count]
         return normal(g, T, 40), chosen, torch.rand(T, count, generator=g)
 
     return OpCase(
-        f"mixture {count} of {experts}",
+        f"mixture {count} of {experts}" + (f", held {held.start} to {held.stop - 1}" if held else ""),
         make,
         lambda ops, x, ids, weights: (
-            ops.mixture(x, Route(ids, weights), (w13, w2), (s13, s2), 2.0, lambda y: ops.quantise_fp8(y, 8), 8),
+            ops.mixture(x, Route(ids, weights, held), stacks, (s13, s2), 2.0, lambda y: ops.quantise_fp8(y, 8), 8),
         ),
         None if count > 2 else lambda x, ids, weights: (naive_mixture(x, ids, weights),),
         tolerance=2e-3,
@@ -239,13 +243,13 @@ def selection_cases() -> list[OpCase]:
         OpCase(
             "route of tied experts",
             lambda g, T: (coarse(g, T, 9),),
-            lambda ops, logits: tuple(ops.route_rows(logits, torch.zeros_like(bias), None, 4, True, 1e-20, 1.5)),
+            lambda ops, logits: ops.route_rows(logits, torch.zeros_like(bias), None, 4, True, 1e-20, 1.5)[:2],
             lambda logits: naive.route(logits, torch.zeros(9), 4, 1e-20, 1.5),
         ),
         OpCase(
             "route to given experts",
             lambda g, T: (normal(g, T, 9) * 30, torch.rand(T, 9, generator=g).argsort(-1)[:, :3]),
-            lambda ops, logits, ids: tuple(ops.route_rows(logits, None, ids, 3, False, 1e-20, 1.5)),
+            lambda ops, logits, ids: ops.route_rows(logits, None, ids, 3, False, 1e-20, 1.5)[:2],
             lambda logits, ids: (ids, 1.5 * naive.softplus(logits.double()).sqrt().gather(1, ids)),
         ),
         OpCase(
@@ -272,7 +276,7 @@ def selection_cases() -> list[OpCase]:
         OpCase(
             "route weights",
             lambda g, T: (normal(g, T, 9) * 4,),
-            lambda ops, logits: tuple(ops.route_rows(logits, bias, None, 3, True, 1e-20, 1.5)),
+            lambda ops, logits: ops.route_rows(logits, bias, None, 3, True, 1e-20, 1.5)[:2],
             lambda logits: naive.route(logits, bias, 3, 1e-20, 1.5),
         ),
     ]
@@ -322,6 +326,7 @@ def _cases() -> list[OpCase]:
         attention_case(5, 96, 64, 64, torch.bfloat16),
         experts_case(5, 2),
         experts_case(3, 1),
+        experts_case(5, 2, held=range(2, 4)),
         experts_case(9, 4),
         index_case(3, 64),
         index_case(7, 192),

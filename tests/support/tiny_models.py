@@ -147,17 +147,23 @@ def tiny_model(
     """A model with seeded random weights on a device; built once, never changed."""
     ops = ops_for(torch.device(device))
     model = Model(parse_config(tiny_config(family, quantised)), ops, dtype)
+    fill_randomly(model, seed)
+    return model.to(device).eval()
+
+
+def fill_randomly(model: Model, seed: int) -> None:
+    """Seeded random weights, routes and tokens of n-grams."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         values = torch.randn(parameter.shape, generator=generator)
         parameter.data.copy_(_scaled(name, values).to(torch.bfloat16).float())
     for name, buffer in model.named_buffers():
         if name.endswith("tid2eid"):
-            experts = torch.rand(buffer.shape[0], 5, generator=generator).argsort(-1)
+            num_experts = model.plan.layers[0].moe.num_experts
+            experts = torch.rand(buffer.shape[0], num_experts, generator=generator).argsort(-1)
             buffer.copy_(experts[:, : buffer.shape[1]])
         elif name.endswith("token_map"):
             buffer.copy_(torch.arange(VOCAB) // 2 * 2)
-    return model.to(device).eval()
 
 
 def _scaled(name: str, values: torch.Tensor) -> torch.Tensor:

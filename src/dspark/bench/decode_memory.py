@@ -11,6 +11,8 @@ from dspark.engine.memory import gib
 from dspark.engine.sizing import sizes_of
 from dspark.models.facts import model_facts
 from dspark.models.model_bytes import planned_bytes
+from dspark.models.sharding import shard_plan
+from dspark.parallel.shard import Shard
 from dspark.state.geometry import state_geometry
 
 
@@ -29,8 +31,9 @@ def check_memory(geometry: Geometry, config: Config, placement: Placement) -> Me
     Raises:
         DSparkError: they do not fit; the message says what does.
     """
+    part = shard_plan(geometry.plan, Shard(0, config.tensor_parallel_size, config.enable_expert_parallel))
     need = MemoryNeed(
-        planned_bytes(geometry.plan, placement.ops) // config.tensor_parallel_size,
+        planned_bytes(part, placement.ops),
         request_bytes(geometry, config),
         memory_of(placement.device, config).room().spendable,
     )

@@ -19,8 +19,11 @@ from dspark.layers.moe import HashRouter, RoutedExperts
 from dspark.layers.plans import ModelPlan
 from dspark.models.build import Model
 from dspark.models.model_bytes import model_without_memory, packed_parts
+from dspark.models.sharding import shard_plan
 from dspark.ops.opset import OpSet
 from dspark.ops.packing import GROUP_ROWS, Kind, PackedWeight
+from dspark.parallel.group import ALONE, RankGroup
+from dspark.parallel.shard import Shard
 
 # Codes of e4m3 are large: with scales lowered by 2^4 a map of a few thousand columns keeps the size of its input, so
 # that a row's route depends on its own token more than on what all rows of a request have in common.
@@ -28,18 +31,28 @@ _LOWER_SCALES = 0x04040404
 _FP8_FORMS = {(32, 32): Form.FP8_32, (128, 128): Form.FP8_128}
 
 
-def dummy_model(plan: ModelPlan, ops: OpSet, dtype: torch.dtype, device: torch.device) -> Model:
-    """A model whose weights are random, the same on every call.
+def dummy_model(
+    plan: ModelPlan,
+    ops: OpSet,
+    dtype: torch.dtype,
+    device: torch.device,
+    ranks: RankGroup = ALONE,
+    whole_experts: bool = False,
+) -> Model:
+    """A model whose weights are random, the same on every call; what ranks divide differs from rank to rank.
 
     Args:
-        plan: of the geometry. ops, dtype, device: as for `load_model`.
+        plan: of the geometry. ops, dtype, device, ranks, whole_experts: as for `load_model`.
     """
-    model = model_without_memory(plan, ops, dtype)
-    generator = torch.Generator(device=device).manual_seed(0)
+    model = model_without_memory(shard_plan(plan, Shard(ranks.rank, ranks.size, whole_experts)), ops, dtype, ranks)
+    divided = _divided_weights(plan, model)
+    generator, own = (torch.Generator(device=device).manual_seed(seed) for seed in (0, 1 + ranks.rank))
     packed = packed_parts(model)
     for number, (path, parts) in enumerate(packed.items()):
-        _set_packed(model, path, parts, device, number)
-    _fill_values(model, device, generator)
+        seed = number + len(packed) * ranks.rank if path in divided else number
+        _set_packed(model, path, parts, device, seed)
+    for owner, name, path in _empty_parameters(model):
+        _fill_values(owner, name, device, own if path in divided else generator)
     for module in model.modules():
         if isinstance(module, HashRouter):
             _fill_routes(module, generator, device)
@@ -50,11 +63,20 @@ def dummy_model(plan: ModelPlan, ops: OpSet, dtype: torch.dtype, device: torch.d
 
 def without_draft(model: Model) -> Model:
     """A model for plain decoding that shares all weights of another; it captures nothing for a draft."""
-    plain = model_without_memory(replace(model.plan, draft=None), model.target.ops, model.target.dtype)
+    target = model.target
+    plain = model_without_memory(replace(model.plan, draft=None), target.ops, target.dtype, target.ranks)
     for name, child in model.target.named_children():
         setattr(plain.target, name, child)
     plain.target.token_map = model.target.token_map
     return plain.eval()
+
+
+def _divided_weights(plan: ModelPlan, model: Model) -> frozenset[str]:
+    """Parameters of a rank's part that are smaller than those of the whole plan."""
+    if model.plan.shard.size == 1:
+        return frozenset()
+    whole = dict(model_without_memory(plan, model.target.ops).named_parameters())
+    return frozenset(name for name, own in model.named_parameters() if own.shape != whole[name].shape)
 
 
 def _set_packed(model: Model, path: str, parts: list[TensorPlan], device: torch.device, seed: int) -> None:
@@ -79,27 +101,27 @@ def _form_of(one: TensorPlan) -> Form:
     return _FP8_FORMS.get(one.block, Form.BF16) if one.block else Form.BF16
 
 
-def _fill_values(model: Model, device: torch.device, generator: torch.Generator) -> None:
-    """Values of all parameters that have no memory yet: small ones for maps, ones for norms."""
-    for owner, name, empty in _empty_parameters(model):
-        values = torch.empty(empty.shape, device=device)
-        if empty.dim() >= 2:
-            # Rows of tables are vectors of unit variance; maps keep the size of what they are given.
-            values.normal_(
-                0, 1.0 if isinstance(owner, Embedding | EngramTable) else empty.shape[-1] ** -0.5, generator=generator
-            )
-        elif name in ("weight", "scale"):
-            values.fill_(1.0)
-        else:
-            values.zero_()
-        setattr(owner, name, nn.Parameter(values, requires_grad=False))
-
-
-def _empty_parameters(model: Model) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    for module in list(model.modules()):
+def _empty_parameters(model: Model) -> Iterator[tuple[nn.Module, str, str]]:
+    """Module, name and path of all parameters that have no memory yet."""
+    for place, module in list(model.named_modules()):
         for name, value in list(module.named_parameters(recurse=False)):
             if value.is_meta:
-                yield module, name, value
+                yield module, name, f"{place}.{name}"
+
+
+def _fill_values(owner: nn.Module, name: str, device: torch.device, generator: torch.Generator) -> None:
+    """Values of a parameter: small ones for maps, ones for norms."""
+    empty = getattr(owner, name)
+    values = torch.empty(empty.shape, device=device)
+    if empty.dim() >= 2:
+        # Rows of tables are vectors of unit variance; maps keep the size of what they are given.
+        deviation = 1.0 if isinstance(owner, Embedding | EngramTable) else empty.shape[-1] ** -0.5
+        values.normal_(0, deviation, generator=generator)
+    elif name in ("weight", "scale"):
+        values.fill_(1.0)
+    else:
+        values.zero_()
+    setattr(owner, name, nn.Parameter(values, requires_grad=False))
 
 
 def _fill_routes(router: HashRouter, generator: torch.Generator, device: torch.device) -> None:

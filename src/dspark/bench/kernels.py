@@ -174,7 +174,7 @@ def _expert_rows(
             return experts.mixture(x, route, (w13, w2), (shared13, shared2), _LIMIT, shape.group)
 
         both: list[Call] = [partial(whole, x, r) for r in routes]
-        head = Route(*(part[:1] for part in routes[0]))
+        head = Route(routes[0].expert_ids[:1], routes[0].weights[:1])
         is_exact = torch.equal(whole(x[:1], head), whole(x, routes[0])[:1])
         sizes = [int(touched * weight_bytes(w) / shape.num_experts) for w in (w13, w2)]
         both_bytes = sum(sizes) + weight_bytes(shared13) + weight_bytes(shared2)

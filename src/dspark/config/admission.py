@@ -5,7 +5,7 @@ What a rule needs from the model or the machine arrives as plain numbers (`dspar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,15 +67,22 @@ def _sentences(rules: tuple[Rule, ...], question: Question) -> tuple[str, ...]:
 
 def refuse_parallel_split(question: Question) -> Iterator[str]:
     """Each rank must hold whole units of every divided dimension."""
-    size = question.config.tensor_parallel_size
-    failing = [item for item in _divided(question) if not item.divides_by(size)]
+    config = question.config
+    yield from split_faults(question.facts.sharded, config.tensor_parallel_size, config.enable_expert_parallel)
+
+
+def split_faults(dimensions: Iterable[ShardedDimension], size: int, whole_experts: bool) -> Iterator[str]:
+    """The sentence that refuses to divide dimensions by `size` ranks, if any is no whole number of units for each."""
+    layout = "expert_parallel" if whole_experts else "tensor_parallel"
+    divided = [item for item in dimensions if item.when in ("always", layout)]
+    failing = [item for item in divided if not item.divides_by(size)]
     if not failing:
         return
     reasons = "; ".join(
         f"{item.name} {item.size}" + (f" in units of {item.unit}" if item.unit > 1 else "") for item in failing
     )
-    possible = [n for n in OFFERED_PARALLEL_SIZES if all(item.divides_by(n) for item in _divided(question))]
-    yield (f"tensor_parallel_size {size} does not divide this model: {reasons}; use {_one_of(possible)}.")
+    possible = [n for n in OFFERED_PARALLEL_SIZES if all(item.divides_by(n) for item in divided)]
+    yield f"tensor_parallel_size {size} does not divide this model: {reasons}; use {_one_of(possible)}."
 
 
 def refuse_packed_kv(question: Question) -> Iterator[str]:
@@ -258,11 +265,6 @@ def refuse_hardware(question: Question) -> Iterator[str]:
             f"tensor_parallel_size {config.tensor_parallel_size} needs as many devices and {hardware.num_devices} "
             "are visible; lower it."
         )
-
-
-def _divided(question: Question) -> list[ShardedDimension]:
-    layout = "expert_parallel" if question.config.enable_expert_parallel else "tensor_parallel"
-    return [item for item in question.facts.sharded if item.when in ("always", layout)]
 
 
 def _runs_on_cuda(question: Question) -> bool:

@@ -14,15 +14,20 @@ from dspark.layers.plans import LayerPlan, QuantPlan
 from dspark.layers.state_view import StateView
 from dspark.ops.hyper import Residual
 from dspark.ops.opset import OpSet
+from dspark.parallel.group import ALONE, RankGroup
 
 
 class Block(nn.Module):
-    """A block reads and leaves a residual; each half's output is written into the streams by whoever reads next."""
+    """A block reads and leaves a residual; each half's output is written into the streams by whoever reads next.
 
-    def __init__(self, plan: LayerPlan, quant: QuantPlan, ops: OpSet) -> None:
+    Ranks that share the block each compute a part of a half's output; the parts are added up before it is left.
+    """
+
+    def __init__(self, plan: LayerPlan, quant: QuantPlan, ops: OpSet, ranks: RankGroup = ALONE) -> None:
         super().__init__()
         self.plan = plan
         self.ops = ops
+        self.ranks = ranks
         self.hc_attn = HalfMix(plan.hyper, plan.hidden_size, quant.block, ops)
         self.attn_norm = RMSNorm(plan.hidden_size, plan.norm_eps, ops)
         self.attn = Attention(plan, quant, ops)
@@ -35,13 +40,13 @@ class Block(nn.Module):
         """The residual after the attention half; its streams are this block's input."""
         half = self.hc_attn(residual, self.attn_norm)
         output = self.attn(half.x, half.quantised, view, picks)
-        return half.leave(output)
+        return half.leave(self.ranks.sum(output))
 
     def feed_forward_half(self, residual: Residual, token_ids: Tensor) -> Residual:
         """The residual after the feed-forward half."""
         half = self.hc_ffn(residual, self.ffn_norm)
         output = self.ffn(half.x, half.quantised, token_ids)
-        return half.leave(output)
+        return half.leave(self.ranks.sum(output))
 
 
 class BlockList(nn.ModuleList):

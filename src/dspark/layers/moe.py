@@ -22,7 +22,8 @@ class Router(nn.Module):
     def route(self, x: Tensor, bias: Tensor | None, expert_ids: Tensor | None) -> Route:
         """The route of rows x [T, D]: by biased scores, or to given experts."""
         plan, logits = self.plan, self.ops.linear_wide(x, self.weight)
-        return self.ops.route_rows(logits, bias, expert_ids, plan.topk, plan.normalise, plan.sum_eps, plan.scaling)
+        route = self.ops.route_rows(logits, bias, expert_ids, plan.topk, plan.normalise, plan.sum_eps, plan.scaling)
+        return route._replace(held=plan.held)
 
 
 class ScoreRouter(Router):
@@ -52,12 +53,13 @@ class HashRouter(Router):
 
 
 class RoutedExperts(nn.Module):
-    """Stacked weights of the routed experts; gate (w1) and up (w3) share one matrix."""
+    """Stacked weights of the routed experts that are here; gate (w1) and up (w3) share one matrix."""
 
     def __init__(self, plan: MoePlan, storage: Storage) -> None:
         super().__init__()
-        self.w13 = parameter(plan.num_experts, 2 * plan.inner_size, plan.hidden_size)
-        self.w2 = parameter(plan.num_experts, plan.hidden_size, plan.inner_size)
+        self.held = plan.held_experts
+        self.w13 = parameter(len(self.held), 2 * plan.inner_size, plan.hidden_size)
+        self.w2 = parameter(len(self.held), plan.hidden_size, plan.inner_size)
         self.storage = storage
 
 
@@ -66,8 +68,8 @@ class SharedExpert(nn.Module):
 
     def __init__(self, plan: MoePlan, quant: QuantPlan, ops: OpSet) -> None:
         super().__init__()
-        self.w13 = Linear(plan.hidden_size, 2 * plan.inner_size, quant.dense, ops)
-        self.w2 = Linear(plan.inner_size, plan.hidden_size, quant.dense, ops)
+        self.w13 = Linear(plan.hidden_size, 2 * plan.shared_size, quant.dense, ops)
+        self.w2 = Linear(plan.shared_size, plan.hidden_size, quant.dense, ops)
 
 
 class MixtureOfExperts(nn.Module):

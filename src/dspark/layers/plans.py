@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dspark.ops.rope import YarnPlan
+from dspark.parallel.shard import WHOLE, Shard
 
 
 class Storage(StrEnum):
@@ -144,10 +145,14 @@ class AttentionPlan:
 
 @dataclass(frozen=True)
 class MoePlan:
-    """Routed experts and the shared one; `hash_vocab_size` > 0 where experts come from a token table."""
+    """Routed experts and the shared one; `hash_vocab_size` > 0 where experts come from a token table.
+
+    `held` are the routed experts whose weights are here; None where all are.
+    """
 
     hidden_size: int
     inner_size: int
+    shared_size: int
     num_experts: int
     topk: int
     limit: float
@@ -155,6 +160,12 @@ class MoePlan:
     normalise: bool
     sum_eps: float
     hash_vocab_size: int
+    held: range | None = None
+
+    @property
+    def held_experts(self) -> range:
+        """Numbers of the routed experts whose weights are here."""
+        return range(self.num_experts) if self.held is None else self.held
 
 
 @dataclass(frozen=True)
@@ -220,7 +231,11 @@ class NgramPlan:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """A whole model. `head_mix` is true where the last collapse has a mix of its own."""
+    """A whole model, or what one rank holds of it.
+
+    `head_mix` is true where the last collapse has a mix of its own. `shard` says which rank's part this is; heads,
+    groups and widths of the layers are then those of the rank, and only the vocabulary is counted whole.
+    """
 
     family: str
     vocab_size: int
@@ -237,6 +252,12 @@ class ModelPlan:
     ngrams: NgramPlan | None
     skipped_prefixes: tuple[str, ...] = ()
     skipped_suffixes: tuple[str, ...] = ()
+    shard: Shard = WHOLE
+
+    @property
+    def num_head_rows(self) -> int:
+        """Tokens whose logits are computed here."""
+        return len(self.shard.part(self.vocab_size))
 
     @property
     def window(self) -> int:

@@ -21,18 +21,27 @@ from dspark.models.inventory import DRAFT_PREFIX, expected_tensors, skip_rules
 from dspark.models.names import Place, place_of, unfilled, view_of
 from dspark.models.packed_weights import fill_packed, packable
 from dspark.models.registry import parse_config
+from dspark.models.sharding import PartSource, shard_plan, stored_parts
 from dspark.ops.opset import TORCH_OPS, OpSet
+from dspark.parallel.group import ALONE, RankGroup
+from dspark.parallel.shard import Shard
 
 
 class Model(nn.Module):
-    """A target with its draft, if the checkpoint has one."""
+    """A target with its draft, if the checkpoint has one; or one rank's part of both, by a plan of that part."""
 
-    def __init__(self, plan: ModelPlan, ops: OpSet = TORCH_OPS, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        plan: ModelPlan,
+        ops: OpSet = TORCH_OPS,
+        dtype: torch.dtype = torch.float32,
+        ranks: RankGroup = ALONE,
+    ) -> None:
         super().__init__()
         self.plan = plan
         self.ops_name = ops.name
-        self.target = Decoder(plan, ops, dtype)
-        self.draft = DsparkDraft(plan, ops) if plan.draft else None
+        self.target = Decoder(plan, ops, dtype, ranks)
+        self.draft = DsparkDraft(plan, ops, ranks) if plan.draft else None
         self.skipped: tuple[SkippedTensor, ...] = ()
 
 
@@ -62,8 +71,10 @@ def load_model(
     with_draft: bool = True,
     draft_folder: Path | None = None,
     device: torch.device | str = "cpu",
+    ranks: RankGroup = ALONE,
+    whole_experts: bool = False,
 ) -> Model:
-    """Read a whole checkpoint.
+    """Read a whole checkpoint, or one rank's part of it.
 
     Args:
         folder: checkpoint in the official layout.
@@ -72,24 +83,31 @@ def load_model(
         with_draft: also read the draft stages, where there are any.
         draft_folder: take them from this checkpoint of the same release; only with `with_draft`.
         device: where the weights go once they are read.
+        ranks: that share the model; this one reads and holds its part only.
+        whole_experts: a rank holds whole routed experts, not a part of each.
     Raises:
         CheckpointError: anything missing, unexpected, of the wrong shape or type, truncated or corrupt.
+        ConfigError: the model cannot be divided by so many ranks.
     """
-    plan = read_plan(folder)
+    whole = read_plan(folder)
+    plan = shard_plan(whole, Shard(ranks.rank, ranks.size, whole_experts))
+    tensors = expected_tensors(whole, with_draft=with_draft)
+    held = {item.name: item for item in expected_tensors(plan, with_draft=with_draft)}
+    parts = stored_parts(tensors, held.values(), ranks.rank)
     with SafetensorsFolder(folder) as source:
-        tensors = expected_tensors(plan, with_draft=with_draft)
         match = match_tensors(source.entries, tensors, skip_rules(plan, with_draft=with_draft))
         if not with_draft:
             plan = replace(plan, draft=None)
-        model = Model(plan, ops, dtype)
-        filled = _fill(model, source, match.plans, device)
+        model = Model(plan, ops, dtype, ranks)
+        own = [held[item.name] for item in match.plans if item.name in held]
+        filled = _fill(model, PartSource(source, parts), own, device)
     if missed := unfilled(model, filled):
         raise CheckpointError(f"the inventory does not fill {', '.join(missed)}")
     if draft_folder is not None:
         with SafetensorsFolder(draft_folder) as source:
-            other = match_tensors(source.entries, tensors, skip_rules(plan))
-            draft_plans = [item for item in other.plans if item.memory_class.startswith(DRAFT_PREFIX)]
-            _fill(model, source, draft_plans, device)
+            match_tensors(source.entries, tensors, skip_rules(plan))
+            draft_plans = [item for item in own if item.memory_class.startswith(DRAFT_PREFIX)]
+            _fill(model, PartSource(source, parts), draft_plans, device)
     if plan.ngrams is not None:
         model.target.token_map = read_token_map(folder, plan)
     model.skipped = match.skipped

@@ -13,6 +13,7 @@ from dspark.layers.plans import ModelPlan, Storage
 from dspark.layers.state_view import StateView
 from dspark.ops.hyper import Residual, written_streams
 from dspark.ops.opset import OpSet
+from dspark.parallel.group import ALONE, RankGroup
 
 
 @dataclass(frozen=True)
@@ -36,20 +37,23 @@ class TargetOutput:
 
 
 class Decoder(nn.Module):
-    """The target model."""
+    """The target model, or one rank's part of it."""
 
     token_map: Tensor | None
 
-    def __init__(self, plan: ModelPlan, ops: OpSet, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, plan: ModelPlan, ops: OpSet, dtype: torch.dtype = torch.float32, ranks: RankGroup = ALONE
+    ) -> None:
         super().__init__()
         self.plan = plan
         self.ops = ops
         self.dtype = dtype
+        self.ranks = ranks
         self.embed = Embedding(plan.vocab_size, plan.hidden_size)
-        self.layers = BlockList(Block(layer, plan.quant, ops) for layer in plan.layers)
+        self.layers = BlockList(Block(layer, plan.quant, ops, ranks) for layer in plan.layers)
         self.collapse = HeadMix(plan.hyper, plan.hidden_size, ops) if plan.head_mix else CarriedCollapse(ops)
         self.norm = RMSNorm(plan.hidden_size, plan.norm_eps, ops)
-        self.head = Linear(plan.hidden_size, plan.vocab_size, Storage.BF16, ops)
+        self.head = Linear(plan.hidden_size, plan.num_head_rows, Storage.BF16, ops)
         self.captured = _captured_inputs(plan)
         token_map = torch.arange(plan.vocab_size) if plan.ngrams else None
         self.register_buffer("token_map", token_map, persistent=False)
@@ -79,7 +83,8 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[T, D] -> [T, V] float32."""
-        return self.ops.linear_wide(hidden, self.ops.stored(self.head.weight, self.head.storage))
+        own = self.ops.linear_wide(hidden, self.ops.stored(self.head.weight, self.head.storage))
+        return self.ranks.gather_columns(own)
 
     def _compressed_ngrams(self, ngrams: Tensor | None) -> Tensor | None:
         if self.plan.ngrams is None or ngrams is None:

@@ -76,6 +76,7 @@ def _layer_plan(config: Mapping[str, Any], index: int, num_layers: int, hyper: H
         moe=MoePlan(
             hidden_size=config["hidden_size"],
             inner_size=config["moe_intermediate_size"],
+            shared_size=config["moe_intermediate_size"],
             num_experts=config["n_routed_experts"],
             topk=config["num_experts_per_tok"],
             limit=config["swiglu_limit"],

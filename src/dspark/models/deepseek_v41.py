@@ -132,6 +132,7 @@ def _moe_plan(text: Mapping[str, Any], num_experts: int, topk: int) -> MoePlan:
     return MoePlan(
         hidden_size=text["hidden_size"],
         inner_size=text["moe_intermediate_size"],
+        shared_size=text["moe_intermediate_size"],
         num_experts=num_experts,
         topk=topk,
         limit=text["swiglu_limit"],

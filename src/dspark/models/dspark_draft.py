@@ -17,6 +17,7 @@ from dspark.ops.draw import DrawKind, DrawParams
 from dspark.ops.markov import MarkovHead
 from dspark.ops.opset import OpSet
 from dspark.ops.rope import rotations
+from dspark.parallel.group import ALONE, RankGroup
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,13 @@ class DraftHidden:
 
 
 class DsparkDraft(nn.Module):
-    """Draft stages; embedding and head belong to the target and are passed in."""
+    """Draft stages; embedding and head belong to the target and are passed in.
 
-    def __init__(self, plan: ModelPlan, ops: OpSet) -> None:
+    Ranks divide the stages as they divide the target's layers. Each holds the Markov head whole: a step of the loop
+    reads it in less time than ranks need to exchange their columns of its result.
+    """
+
+    def __init__(self, plan: ModelPlan, ops: OpSet, ranks: RankGroup = ALONE) -> None:
         super().__init__()
         assert plan.draft is not None
         self.plan = plan.draft
@@ -38,7 +43,7 @@ class DsparkDraft(nn.Module):
         size, quant = plan.hidden_size, plan.quant
         self.main_proj = Linear(len(self.plan.target_layer_ids) * size, size, quant.dense, ops)
         self.main_norm = RMSNorm(size, plan.norm_eps, ops)
-        self.stages = BlockList(Block(stage, quant, ops) for stage in self.plan.stages)
+        self.stages = BlockList(Block(stage, quant, ops, ranks) for stage in self.plan.stages)
         self.collapse = HeadMix(plan.hyper, size, ops) if plan.head_mix else CarriedCollapse(ops)
         self.norm = RMSNorm(size, plan.norm_eps, ops)
         self.markov_embed = Embedding(plan.vocab_size, self.plan.markov_rank)

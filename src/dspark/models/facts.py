@@ -1,5 +1,6 @@
 """What admission must know of a model, taken from its plan."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ def model_facts(plan: ModelPlan, *, fingerprint: str = "", has_vision: bool = Fa
         vocab_size=plan.vocab_size,
         draft_methods=("dspark",) if plan.draft else (),
         draft_block_size=plan.draft.block_size if plan.draft else 0,
-        sharded=tuple(dict.fromkeys(_sharded(plan))),
+        sharded=sharded_dimensions(plan),
         fingerprint=fingerprint,
         has_vision=has_vision,
     )
@@ -34,8 +35,12 @@ def has_vision(settings: Mapping[str, Any]) -> bool:
     return isinstance(vision, Mapping) and bool(vision.get("num_hidden_layers"))
 
 
-def _sharded(plan: ModelPlan) -> Iterator[ShardedDimension]:
+def sharded_dimensions(plan: ModelPlan) -> tuple[ShardedDimension, ...]:
     """Every dimension that ranks divide; equal ones of many layers count once."""
+    return tuple(dict.fromkeys(_sharded(plan)))
+
+
+def _sharded(plan: ModelPlan) -> Iterator[ShardedDimension]:
     yield ShardedDimension("vocabulary", plan.vocab_size)
     for layer in (*plan.layers, *(plan.draft.stages if plan.draft else ())):
         yield from _attention_dimensions(layer.attention, plan.quant)
@@ -53,8 +58,10 @@ def _attention_dimensions(plan: AttentionPlan, quant: QuantPlan) -> Iterator[Sha
 
 def _expert_dimensions(plan: MoePlan, quant: QuantPlan) -> Iterator[ShardedDimension]:
     yield ShardedDimension("routed experts", plan.num_experts, when="expert_parallel")
-    yield ShardedDimension("expert width", plan.inner_size, _unit(quant.experts, quant), when="tensor_parallel")
-    yield ShardedDimension("shared expert width", plan.inner_size, _unit(quant.dense, quant))
+    # What enters the second product of an expert is quantised in groups as wide as a block, and they stay whole too.
+    unit = math.lcm(_unit(quant.experts, quant), max(quant.block, 1))
+    yield ShardedDimension("expert width", plan.inner_size, unit, when="tensor_parallel")
+    yield ShardedDimension("shared expert width", plan.shared_size, _unit(quant.dense, quant))
 
 
 def _unit(storage: Storage, quant: QuantPlan) -> int:

@@ -48,7 +48,7 @@ def expected_tensors(plan: ModelPlan, *, with_draft: bool = True) -> list[Tensor
     """All tensors of the text model in the official layout, the draft stages included unless left out.
 
     Args:
-        plan: the whole model.
+        plan: the whole model, or a rank's part; tensors that ranks divide then have the shape of the part.
         with_draft: also the draft stages, where the model has some.
     """
     tensors = list(_target(plan))
@@ -127,7 +127,7 @@ def _target(plan: ModelPlan) -> Iterator[TensorPlan]:
     yield from top.norm("norm", plan.hidden_size)
     if plan.head_mix:
         yield from _head_mix(top, plan)
-    yield from top.linear("head", (plan.vocab_size, plan.hidden_size), MemoryClass.EMBEDDING)
+    yield from top.linear("head", (plan.num_head_rows, plan.hidden_size), MemoryClass.EMBEDDING)
 
 
 def _draft(plan: ModelPlan, draft: DraftPlan) -> Iterator[TensorPlan]:
@@ -224,15 +224,17 @@ def _moe(scope: _Scope, plan: MoePlan) -> Iterator[TensorPlan]:
         yield from gate.plain("tid2eid", (plan.hash_vocab_size, plan.topk), MemoryClass.ROUTER, Storage.I64)
     else:
         yield from gate.plain("bias", (plan.num_experts,), MemoryClass.ROUTER, Storage.F32)
-    for expert in range(plan.num_experts):
-        yield from _expert(scope.inside(f"experts.{expert}"), plan, MemoryClass.EXPERTS, scope.quant.experts)
-    yield from _expert(scope.inside("shared_experts"), plan, MemoryClass.SHARED_EXPERT, scope.quant.dense)
+    shape = plan.inner_size, plan.hidden_size
+    for expert in plan.held_experts:
+        yield from _expert(scope.inside(f"experts.{expert}"), shape, MemoryClass.EXPERTS, scope.quant.experts)
+    shape = plan.shared_size, plan.hidden_size
+    yield from _expert(scope.inside("shared_experts"), shape, MemoryClass.SHARED_EXPERT, scope.quant.dense)
 
 
-def _expert(scope: _Scope, plan: MoePlan, kind: MemoryClass, storage: Storage) -> Iterator[TensorPlan]:
-    yield from scope.weight("w1", (plan.inner_size, plan.hidden_size), kind, storage)
-    yield from scope.weight("w2", (plan.hidden_size, plan.inner_size), kind, storage)
-    yield from scope.weight("w3", (plan.inner_size, plan.hidden_size), kind, storage)
+def _expert(scope: _Scope, shape: tuple[int, int], kind: MemoryClass, storage: Storage) -> Iterator[TensorPlan]:
+    yield from scope.weight("w1", shape, kind, storage)
+    yield from scope.weight("w2", (shape[1], shape[0]), kind, storage)
+    yield from scope.weight("w3", shape, kind, storage)
 
 
 def _engram(scope: _Scope, plan: EngramPlan, streams: int, width: int) -> Iterator[TensorPlan]:

@@ -15,6 +15,7 @@ from dspark.models.inventory import expected_tensors
 from dspark.models.packed_weights import packable
 from dspark.ops.opset import OpSet
 from dspark.ops.packing import PackedWeight
+from dspark.parallel.group import ALONE, RankGroup
 
 
 class _EmptyOnMeta(TorchFunctionMode):
@@ -29,10 +30,12 @@ class _EmptyOnMeta(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def model_without_memory(plan: ModelPlan, ops: OpSet, dtype: torch.dtype = torch.float32) -> Model:
-    """A model whose parameters have shapes and no values."""
+def model_without_memory(
+    plan: ModelPlan, ops: OpSet, dtype: torch.dtype = torch.float32, ranks: RankGroup = ALONE
+) -> Model:
+    """A model whose parameters have shapes and no values; `ranks` share it where the plan is that of a part."""
     with _EmptyOnMeta():
-        return Model(plan, ops, dtype)
+        return Model(plan, ops, dtype, ranks)
 
 
 def packed_parts(model: Model) -> dict[str, list[TensorPlan]]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from dspark.layers.moe import RoutedExperts
+
 _RULES: tuple[tuple[str, str], ...] = (
     (r"^mtp\.0\.(main_proj|main_norm)\.weight$", r"draft.\1.weight"),
     (r"^mtp\.\d+\.norm\.weight$", r"draft.norm.weight"),
@@ -51,9 +53,11 @@ def place_of(name: str) -> Place:
 def view_of(place: Place, model: nn.Module) -> Tensor:
     """The storage that a place names, as a view that can be copied into."""
     owner, _, leaf = place.path.rpartition(".")
-    tensor: Tensor = getattr(model.get_submodule(owner), leaf).detach()
+    module = model.get_submodule(owner)
+    tensor: Tensor = getattr(module, leaf).detach()
     if place.expert is not None:
-        tensor = tensor[place.expert]
+        assert isinstance(module, RoutedExperts)
+        tensor = tensor[module.held.index(place.expert)]
     if place.half is not None:
         tensor = tensor.chunk(2, dim=0)[place.half]
     return tensor

@@ -23,23 +23,27 @@ def routed_experts(
 ) -> Tensor:
     """Sum of the chosen experts' outputs, added in slot order, in float32.
 
-    Pairs (row, slot) are grouped by expert so that each touched expert's weights are read once.
+    Pairs (row, slot) are grouped by expert so that each touched expert's weights are read once; experts whose weights
+    are elsewhere add zero.
 
     Args:
         x: [T, D], already quantised. route: k experts a row.
-        w13: [E, 2F, D] gate and up stacked. w2: [E, D, F].
+        w13: [E, 2F, D] gate and up stacked. w2: [E, D, F]; of the experts that the route holds.
         limit: clamp of gate and up. quantise: activation quantisation in front of w2.
     Returns:
         [T, D] float32.
     """
     num_rows, count = route.expert_ids.shape
-    pairs, places, groups = _pairs_by_expert(route.expert_ids, w13[0])
+    held = range(w13.shape[0]) if route.held is None else route.held
+    pairs, places, groups = _pairs_by_expert(route.expert_ids, held, w13[0])
+    if not groups:
+        return x.new_zeros(x.shape, dtype=torch.float32)
     rows = x[pairs // count]
     projected = torch.cat([linear(rows[start:stop], w13[expert]) for expert, start, stop in groups])
     inner = gate_and_up(projected, limit) * route.weights.flatten()[pairs].unsqueeze(-1)
     inner = quantise(inner.to(x.dtype))
-    outputs = torch.cat([linear(inner[start:stop], w2[expert]) for expert, start, stop in groups])
-    placed = outputs[places].float().view(num_rows, count, -1)
+    outputs = [linear(inner[start:stop], w2[expert]) for expert, start, stop in groups]
+    placed = torch.cat([*outputs, x.new_zeros(1, x.shape[1])])[places].float().view(num_rows, count, -1)
     total = placed[:, 0]
     for slot in range(1, count):
         total = total + placed[:, slot]
@@ -47,6 +51,8 @@ def routed_experts(
 
 
 Weights = tuple[Tensor, Tensor]
+# The place of a pair whose expert's weights another rank holds: the last one, where a row of zeros lies.
+_ELSEWHERE = -1
 
 
 def mixture_of(
@@ -81,20 +87,24 @@ def mixture_of(
 mixture = mixture_of(routed_experts, linear, gate_and_up)
 
 
-def _pairs_by_expert(expert_ids: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, list[tuple[int, int, int]]]:
-    """Group the pairs (row, slot) by expert, each group filled up to the rows that its product computes anyway.
+def _pairs_by_expert(
+    expert_ids: Tensor, held: range, weight: Tensor
+) -> tuple[Tensor, Tensor, list[tuple[int, int, int]]]:
+    """Group the pairs (row, slot) by held expert, each group filled up to the rows that its product computes anyway.
 
     Example: 3 pairs of expert 5 in tiles of 4 take the places 0..3; place 3 repeats the first of them and is not read.
 
     Returns:
-        flat pair number [P] of each place, the place [T*k] of each pair, and (expert, start, stop) of each group.
+        flat pair number [P] of each place, the place [T*k] of each pair or the last one, and (number in the stack,
+        start, stop) of each group.
     """
     chosen = expert_ids.flatten().tolist()
     members: dict[int, list[int]] = {}
     for pair, expert in enumerate(chosen):
-        members.setdefault(expert, []).append(pair)
+        if expert in held:
+            members.setdefault(expert - held.start, []).append(pair)
     order: list[int] = []
-    places = [0] * len(chosen)
+    places = [_ELSEWHERE] * len(chosen)
     groups = []
     for expert in sorted(members):
         own = members[expert]

@@ -9,10 +9,14 @@ from dspark.ops.elementwise import softplus
 
 
 class Route(NamedTuple):
-    """Chosen experts [T, k] int64 and their weights [T, k] float32."""
+    """Chosen experts [T, k] int64 and their weights [T, k] float32.
+
+    `held` are the experts whose weights are here, in the order of the stacks; None where all are. Others are left out.
+    """
 
     expert_ids: Tensor
     weights: Tensor
+    held: range | None = None
 
 
 def route_scores(logits: Tensor) -> Tensor:

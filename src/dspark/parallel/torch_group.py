@@ -6,6 +6,9 @@ from torch import Tensor
 
 from dspark.ops.opset import OpSet
 
+# One operation under two names: the second is the only one before torch 2.12.
+_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 class TorchGroup:
     """All processes of a process group.
@@ -42,7 +45,5 @@ class TorchGroup:
             return x.expand(self.size, *x.shape)
         own = x.contiguous()
         everyone = torch.empty(self.size, *x.shape, dtype=x.dtype, device=x.device)
-        dist.all_gather_into_tensor(
-            everyone.view(-1).view(torch.uint8), own.view(-1).view(torch.uint8), group=self._group
-        )
+        _gather_single(everyone.view(-1).view(torch.uint8), own.view(-1).view(torch.uint8), group=self._group)
         return everyone

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dspark.layers.plans import Storage
-from dspark.ops import compress, engram, experts, hyper, index, norm, quantise, rope, route, rows
+from dspark.ops import compress, engram, experts, hyper, index, norm, parts, quantise, rope, route, rows
 from dspark.ops.index import IndexKeys
 from dspark.ops.opset import OpSet
 from dspark.ops.route import Route
@@ -223,4 +223,5 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
         engram_gate=fuse(engram.engram_gate),
         route_rows=route.route_rows,
         write_rows=rows.write_rows,
+        sum_parts=parts.sum_parts,
     )

@@ -24,6 +24,8 @@ from dspark.models.facts import has_vision, model_facts
 from dspark.models.inventory import DRAFT_PREFIX, expected_tensors, skip_rules
 from dspark.models.model_bytes import planned_bytes
 from dspark.models.registry import parse_config
+from dspark.models.sharding import shard_plan
+from dspark.parallel.shard import Shard
 from dspark.validate.memory import StateBytes, WeightBytes, float32_bytes, state_bytes, weight_table
 
 NOT_CHECKED = "config only: weights not checked"
@@ -254,10 +256,11 @@ def _memory(
     """What fits on this machine, or why it does not."""
     kept = plan if has_draft else replace(plan, draft=None)
     placement = place(config)
-    weights = planned_bytes(kept, placement.ops) // config.tensor_parallel_size
     room = memory_of(placement.device, config).room()
     width = config.draft_width(facts) if has_draft else 0
     try:
+        part = shard_plan(kept, Shard(0, config.tensor_parallel_size, config.enable_expert_parallel))
+        weights = planned_bytes(part, placement.ops)
         return foreseen(kept, config, width, config.context_len(facts), room, weights), None
     except ConfigError as error:
         return None, str(error)

@@ -27,10 +27,13 @@ _COMBINE = 1024
 
 @triton.jit(do_not_specialize=["P", "last_tile"])
 def _sort_pairs(
-    expert_ids, order, rows, places, table, P, last_tile,
-    SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    expert_ids, order, rows, places, table, P, last_tile, lowest,
+    HELD: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program an expert: the places of its pairs, in pair order, and its tiles.
+
+    Experts are numbered from `lowest`. A program behind the `HELD` ones takes the pairs of all experts that are held
+    elsewhere: they have the last places and no tile.
 
     Expert e starts at place s = pairs of lower experts, and its tiles at entry min(e, s) + s // ROWS, which leaves
     every expert at least the entries that it needs; the others say that they hold nothing. Example: tiles of 16,
@@ -43,13 +46,13 @@ def _sort_pairs(
     first = 0
     count = 0
     for start in range(0, P, BLOCK):
-        ids = tl.load(expert_ids + start + lanes, mask=start + lanes < P, other=2147483647)
+        ids = _held_number(expert_ids, start + lanes, P, lowest, HELD)
         first += tl.sum((ids < expert).to(tl.int32), 0)
         count += tl.sum((ids == expert).to(tl.int32), 0)
     if count > 0:
         place = first
         for start in range(0, P, BLOCK):
-            ids = tl.load(expert_ids + start + lanes, mask=start + lanes < P, other=2147483647)
+            ids = _held_number(expert_ids, start + lanes, P, lowest, HELD)
             own = (ids == expert).to(tl.int32)
             mine = place + tl.cumsum(own, 0) - own
             pairs = start + lanes
@@ -62,11 +65,21 @@ def _sort_pairs(
     behind = tl.minimum(expert + 1, stop) + stop // ROWS
     if expert == tl.num_programs(0) - 1:
         behind = last_tile
+    if expert == HELD:
+        count = 0
     for tile in range(entry, behind):
         done = (tile - entry) * ROWS
         tl.store(table + 3 * tile, expert)
         tl.store(table + 3 * tile + 1, first + done)
         tl.store(table + 3 * tile + 2, tl.minimum(tl.maximum(count - done, 0), ROWS))
+
+
+@triton.jit
+def _held_number(expert_ids, pairs, P, lowest, HELD: tl.constexpr):
+    """Numbers of the pairs' experts among the held ones; HELD for any other, more than that where there is no pair."""
+    ids = tl.load(expert_ids + pairs, mask=pairs < P, other=0) - lowest
+    ids = tl.where((ids < 0) | (ids > HELD), HELD, ids)
+    return tl.where(pairs < P, ids, HELD + 1)
 
 
 @triton.jit(do_not_specialize=["P", "T"])
@@ -116,19 +129,26 @@ def _section_sum(parts, places, known, step, SECTIONS: tl.constexpr, ROUND: tl.c
 
 @triton.jit(do_not_specialize=["T"])
 def _combine(
-    placed, shared, out, T,
-    D: tl.constexpr, SLOTS: tl.constexpr, SECTIONS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-    PLAIN: tl.constexpr,
+    placed, shared, out, expert_ids, T, lowest,
+    HELD: tl.constexpr, D: tl.constexpr, SLOTS: tl.constexpr, SECTIONS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Sum over a row's slots from first to last, then the shared expert's row where `SECTIONS` > 0."""
+    """Sum over a row's slots from first to last, then the shared expert's row where `SECTIONS` > 0.
+
+    Where `HELD` > 0, only the slots of experts from `lowest` to that many behind it count.
+    """
     begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     known = columns < D
     placed += row * SLOTS * D
-    total = tl.load(placed + columns, mask=known, other=0.0).to(tl.float32)
-    for slot in tl.static_range(1, SLOTS):
-        total += tl.load(placed + slot * D + columns, mask=known, other=0.0).to(tl.float32)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for slot in tl.static_range(0, SLOTS):
+        wanted = known
+        if HELD > 0:
+            number = tl.where(known, tl.load(expert_ids + row * SLOTS + slot) - lowest, -1)
+            wanted = (number >= 0) & (number < HELD)
+        total += tl.load(placed + slot * D + columns, mask=wanted, other=0.0).to(tl.float32)
     if SECTIONS > 0:
         total += _section_sum(shared, row * D + columns, known, T * D, SECTIONS, True, PLAIN)
     tl.store(out + row * D + columns, total.to(out.dtype.element_ty), mask=known)
@@ -143,9 +163,11 @@ def tile_shape(num_pairs: int) -> Shape:
     return Shape(16 if num_pairs <= 4096 else 32 if num_pairs <= 16384 else 64, 128, 4, 4)
 
 
-def sort_pairs(expert_ids: Tensor, num_experts: int, tile_rows: int) -> tuple[Tiles, Tiles]:
+def sort_pairs(expert_ids: Tensor, num_experts: int, tile_rows: int, held: range | None = None) -> tuple[Tiles, Tiles]:
     """Group the pairs (row, slot) of [T, k] expert ids by expert.
 
+    Args:
+        num_experts: in the stacks of weights. held: which ones they are; None where the stacks hold all.
     Returns:
         tiles of the first product (from rows to places) and of the second (from places to pairs).
     """
@@ -157,10 +179,17 @@ def sort_pairs(expert_ids: Tensor, num_experts: int, tile_rows: int) -> tuple[Ti
     ids = packed(expert_ids.flatten())
     block = min(_BLOCK_PAIRS, triton.next_power_of_2(P))
     early = early_launch()
-    _sort_pairs[(num_experts,)](
-        ids, order, rows, places, table, P, num_tiles, slots, tile_rows, block, early, num_warps=4, launch_pdl=early
-    )
+    _sort_pairs[(num_experts + (held is not None),)](
+        ids, order, rows, places, table, P, num_tiles, held.start if held else 0, num_experts, slots, tile_rows, block,
+        early, num_warps=4, launch_pdl=early,
+    )  # fmt: skip
     return Tiles(table, rows, places, tile_rows), Tiles(table, places, order, tile_rows)
+
+
+def _sorted_route(route: Route, num_experts: int) -> tuple[Tiles, Tiles]:
+    """The tiles of both products of a route, with stacks of `num_experts`."""
+    ids = route.expert_ids
+    return sort_pairs(ids, num_experts, tile_shape(ids.numel()).rows, route.held)
 
 
 def gate_places(
@@ -191,20 +220,20 @@ def gate_places(
     return out.to(projected.dtype), shared_out.to(projected.dtype)
 
 
-def combine(placed: Tensor, slots: int, shared: Tensor | None = None) -> Tensor:
-    """[T * k, D] outputs of pairs -> [T, D]: float32 sums in slot order.
+def combine(placed: Tensor, route: Route, shared: Tensor | None = None) -> Tensor:
+    """[T * k, D] outputs of pairs -> [T, D]: float32 sums in slot order; those of experts held elsewhere are not read.
 
     With `shared` [sections, T, D], the shared expert's rows are added last and the result has the dtype of `placed`.
     """
-    num_rows, width = placed.shape[0] // slots, placed.shape[1]
+    (num_rows, slots), width, held = route.expert_ids.shape, placed.shape[1], route.held
     dtype = torch.float32 if shared is None else result_dtype(placed, placed.dtype)
     out = torch.empty(num_rows, width, dtype=dtype, device=placed.device)
     grid, early = (num_rows, triton.cdiv(width, _COMBINE)), early_launch()
     sections = 0 if shared is None else shared.shape[0]
     parts = placed if shared is None else shared
     _combine[grid](
-        placed, parts, out, num_rows, width, slots, sections, _COMBINE, early, INTERPRETED, num_warps=4,
-        launch_pdl=early,
+        placed, parts, out, packed(route.expert_ids), num_rows, held.start if held else 0, len(held) if held else 0,
+        width, slots, sections, _COMBINE, early, INTERPRETED, num_warps=4, launch_pdl=early,
     )  # fmt: skip
     return out if shared is None else out.to(placed.dtype)
 
@@ -235,11 +264,10 @@ def routed_experts_grouped(
         w13, w2: stacks of E packed or bf16 weights [2F, D] and [D, F].
         limit: clamp of gate and up. group: columns of an fp8 group in front of w2; 0 leaves them as they are.
     """
-    slots = route.expert_ids.shape[1]
-    first, second = sort_pairs(route.expert_ids, w13.shape[0], tile_shape(route.expert_ids.numel()).rows)
+    first, second = _sorted_route(route, w13.shape[0])
     projected = expert_product(x, w13, first)
     inner, _ = gate_places(projected, second.targets, packed(route.weights), limit, group)
-    return combine(expert_product(inner, w2, second), slots)
+    return combine(expert_product(inner, w2, second), route)
 
 
 def routed_experts(
@@ -253,11 +281,10 @@ def routed_experts(
     """See `dspark.ops.experts.routed_experts`; float32 stacks go to the slow product of single sums."""
     if isinstance(w13, Tensor) and isinstance(w2, Tensor) and w13.dtype == torch.float32:
         return plain_product.routed_experts(x, route, w13, w2, limit, quantise)
-    slots = route.expert_ids.shape[1]
-    first, second = sort_pairs(route.expert_ids, w13.shape[0], tile_shape(route.expert_ids.numel()).rows)
+    first, second = _sorted_route(route, w13.shape[0])
     projected = expert_product(x, w13, first)
     inner = quantise(gate_places(projected, second.targets, packed(route.weights), limit, 0)[0])
-    return combine(expert_product(inner, w2, second), slots)
+    return combine(expert_product(inner, w2, second), route)
 
 
 def mixture(
@@ -277,11 +304,9 @@ def mixture(
     Returns:
         [T, D] bf16.
     """
-    slots = route.expert_ids.shape[1]
-    rows = tile_shape(route.expert_ids.numel()).rows
-    first, second = sort_pairs(route.expert_ids, experts[0].shape[0], rows)
+    first, second = _sorted_route(route, experts[0].shape[0])
     projected = expert_product(x, experts[0], first)
     beside = product_parts(x, shared[0])
     inner, shared_inner = gate_places(projected, second.targets, packed(route.weights), limit, group, beside)
     placed = expert_product(inner, experts[1], second)
-    return combine(placed, slots, product_parts(shared_inner, shared[1]))
+    return combine(placed, route, product_parts(shared_inner, shared[1]))

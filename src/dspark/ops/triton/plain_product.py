@@ -57,10 +57,13 @@ def routed_experts(
 ) -> Tensor:
     """See `dspark.ops.experts.routed_experts`."""
     num_rows, count = route.expert_ids.shape
-    experts = route.expert_ids.flatten()
+    held = range(w13.shape[0]) if route.held is None else route.held
+    numbers = route.expert_ids.flatten() - held.start
+    experts = numbers.clamp(0, len(held) - 1)
     projected = _pairs(x, w13, experts, count).to(x.dtype)
     inner = gate_and_up(projected, limit) * route.weights.reshape(-1, 1)
-    placed = _pairs(quantise(inner.to(x.dtype)), w2, experts, 1).to(x.dtype).float().view(num_rows, count, -1)
+    placed = _pairs(quantise(inner.to(x.dtype)), w2, experts, 1).to(x.dtype).float()
+    placed = torch.where((numbers == experts).unsqueeze(-1), placed, 0.0).view(num_rows, count, -1)
     total = placed[:, 0]
     for slot in range(1, count):
         total = total + placed[:, slot]
