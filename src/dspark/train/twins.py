@@ -4,7 +4,7 @@ They compute the same function as the inference twins up to rounding; they do no
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dspark.layers.plans import Storage
-from dspark.ops import compress, engram, experts, hyper, index, norm, parts, quantise, rope, route, rows
+from dspark.ops import compress, engram, experts, hyper, norm, quantise, rope
 from dspark.ops.index import IndexKeys
-from dspark.ops.opset import OpSet
+from dspark.ops.opset import TORCH_OPS, OpSet
 from dspark.ops.route import Route
 
 WEIGHT_BLOCK = 32
@@ -197,7 +197,8 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
     fp8, rstd, mix = straight_through(fuse(quantise.quantise_fp8)), fuse(hyper.stream_rstd), fuse(hyper.mix_streams)
     collapse, expand = fuse(hyper.collapse_streams), fuse(hyper.expand_streams)
     reader = hyper.StreamReader(linear, rstd, mix, collapse, expand, norm_rows, fp8)
-    return OpSet(
+    return replace(
+        TORCH_OPS,
         name="training",
         linear=linear,
         linear_wide=lambda x, weight: linear(x.float(), weight),
@@ -205,7 +206,6 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
         sparse_attention=dense.sparse_attention,
         mixture=experts.mixture_of(dense.routed_experts, linear, gate),
         index_scores=dense.index_scores,
-        pick_rows=index.pick_rows,
         quantise_fp8=fp8,
         quantise_fp4=straight_through(fuse(quantise.quantise_fp4)),
         quantise_fp4_e4m3=straight_through(fuse(quantise.quantise_fp4_e4m3)),
@@ -214,14 +214,10 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
         apply_rope=fuse(rope.apply_rope),
         pool_groups=fuse(compress.pool_groups),
         gate_and_up=gate,
-        embed_streams=hyper.embed_streams,
         read_streams=reader.read_streams,
         read_head=reader.read_head,
         collapse_streams=collapse,
         expand_streams=expand,
         mean_streams=fuse(hyper.mean_streams),
         engram_gate=fuse(engram.engram_gate),
-        route_rows=route.route_rows,
-        write_rows=rows.write_rows,
-        sum_parts=parts.sum_parts,
     )
