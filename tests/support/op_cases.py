@@ -12,6 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from dspark.ops.draw import DrawKind
 from dspark.ops.elementwise import sigmoid, silu, softplus
 from dspark.ops.engram import hash_ngrams
 from dspark.ops.hyper import Residual, StreamMix, head_mix
@@ -19,6 +20,7 @@ from dspark.ops.index import IndexKeys, candidate_rows
 from dspark.ops.opset import OpSet
 from dspark.ops.rope import rope_frequencies, rotations
 from dspark.ops.route import Route
+from support import draw_cases as draws
 from support import naive_ops as naive
 
 Rows = tuple[Tensor, ...]
@@ -282,6 +284,38 @@ def selection_cases() -> list[OpCase]:
     ]
 
 
+def draw_cases() -> list[OpCase]:
+    """Draws, verdicts and confidences; tokens are compared as they are."""
+
+    def rows_of(kind: DrawKind, width: int) -> OpCase:
+        return OpCase(
+            f"draw_rows {kind.name.lower()} V{width}",
+            lambda g, T: draws.draw_inputs(kind, g, T, width),
+            lambda ops, *rows: draws.draw_tokens(ops, kind, *rows),
+            draws.on_torch(draws.draw_tokens, kind),
+        )
+
+    def blocks_of(kind: DrawKind) -> OpCase:
+        return OpCase(
+            f"draw_blocks {kind.name.lower()}",
+            lambda g, T: draws.block_inputs(kind, g, T),
+            lambda ops, *rows: draws.draw_blocks(ops, kind, *rows),
+            draws.on_torch(draws.draw_blocks, kind),
+        )
+
+    return [
+        *(rows_of(kind, width) for kind in DrawKind for width in (3, 2100)),
+        *(blocks_of(kind) for kind in DrawKind),
+        OpCase("judge_drafts", draws.verdict_inputs, draws.judge, draws.on_torch(draws.judge)),
+        OpCase(
+            "confidence_logits",
+            lambda g, T: (normal(g, T, 70), torch.randint(0, 9, (T,), generator=g)),
+            draws.confidence,
+            draws.naive_confidence,
+        ),
+    ]
+
+
 def norm_case(size: int, dtype: torch.dtype) -> OpCase:
     weight = fixed(12, size)
     return OpCase(
@@ -373,6 +407,7 @@ def _cases() -> list[OpCase]:
         *hyper_cases(4, 33),
         *hyper_cases(3, 64),
         *selection_cases(),
+        *draw_cases(),
         *(elementwise_case(sigmoid, naive.sigmoid, size) for size in (1, 13)),
         *(elementwise_case(silu, lambda x: x * naive.sigmoid(x), size) for size in (1, 13)),
         *(elementwise_case(softplus, naive.softplus, size) for size in (1, 13)),

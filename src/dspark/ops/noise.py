@@ -24,7 +24,7 @@ def signed_64(value: int) -> int:
 _GOLDEN = signed_64(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = signed_64(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = signed_64(0x94D049BB133111EB)
-_LARGEST_UNIFORM = 1.0 - 2.0**-24
+LARGEST_UNIFORM = 1.0 - 2.0**-24
 
 
 class Stream(IntEnum):
@@ -81,7 +81,7 @@ def bits_to_uniform(bits: Tensor) -> Tensor:
 
     Small values keep all 32 bits of resolution; the largest ones would round to 1 and are clamped below it.
     """
-    return bits.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_LARGEST_UNIFORM)
+    return bits.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=LARGEST_UNIFORM)
 
 
 def keyed_uniform(seeds: Tensor, positions: Tensor, stream: Tensor | int, count: int = 1) -> Tensor:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dspark.ops import draw, markov, verdict
 from dspark.ops.experts import mixture_of
 from dspark.ops.opset import OpSet
 from dspark.ops.packing import GROUP_ROWS, PackedWeight
@@ -13,12 +12,14 @@ from dspark.ops.route import Route
 from dspark.ops.triton import (
     attention,
     compress,
+    draw,
     elementwise,
     engram,
     experts,
     hyper,
     index,
     linear,
+    markov,
     norm,
     parts,
     pick,
@@ -26,6 +27,7 @@ from dspark.ops.triton import (
     rope,
     route,
     rows,
+    verdict,
 )
 
 
@@ -84,8 +86,8 @@ TRITON_OPS = OpSet(
     write_rows=rows.write_rows,
     sum_parts=parts.sum_parts,
     draw_rows=draw.draw_rows,
-    draw_blocks=markov.draw_blocks_of(linear.linear, draw.draw_rows),
-    confidence_logits=markov.confidence_logits_of(linear.linear),
+    draw_blocks=markov.draw_blocks,
+    confidence_logits=markov.confidence_logits,
     judge_drafts=verdict.judge_drafts,
     reads_codes=True,
 )

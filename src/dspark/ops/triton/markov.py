@@ -1,0 +1,142 @@
+"""The draft's light heads on the device: two launches a token, one for the confidences of whole blocks."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dspark.ops.draw import DrawKind, DrawParams
+from dspark.ops.markov import MarkovHead, draw_blocks_of
+from dspark.ops.triton.draw import best_of, draw_rows, new_tiles, noise_key, take_best
+from dspark.ops.triton.early import begin, early_launch
+from dspark.ops.triton.elementwise import round_bf16
+from dspark.ops.triton.launch import INTERPRETED, block_of
+from dspark.ops.triton.linear import linear
+from dspark.ops.triton.noise import gumbel
+from dspark.ops.triton.product import _add as add_products
+
+_COLUMNS, _STEP = 128, 128
+_CONFIDENCE_BLOCK = 1024
+
+
+@triton.jit
+def _bf16_part(x, PLAIN: tl.constexpr):
+    """(the nearest bf16 value of a float32 block, what it leaves)."""
+    if PLAIN:
+        part = round_bf16(x, PLAIN)
+        return part, x - part
+    part = x.to(tl.bfloat16)
+    return part, x - part.to(tl.float32)
+
+
+@triton.jit
+def _bias(weight, embed, previous, columns, inside, K: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr,
+          COLUMNS: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, PLAIN: tl.constexpr):  # fmt: skip
+    """[COLUMNS, ROWS]: the product of float32 rows of `embed` with bf16 rows of `weight`, as linear maps take it.
+
+    The rows are taken apart into three bf16 ones and so used exactly; the sums are added smallest first.
+    """
+    lanes = tl.arange(0, STEP)
+    first = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
+    second = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
+    third = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
+    rows = embed + previous[:, None] * K + lanes[None, :]
+    weights = weight + columns.to(tl.int64)[:, None] * K + lanes[None, :]
+    for start in tl.range(0, K, STEP, num_stages=STAGES):
+        known = (start + lanes < K)[None, :]
+        w = tl.load(weights + start, mask=(columns < N)[:, None] & known, other=0.0)
+        w = w.to(tl.float32) if PLAIN else w
+        x = tl.load(rows + start, mask=inside[:, None] & known, other=0.0).to(tl.float32)
+        part, rest = _bf16_part(x, PLAIN)
+        first = add_products(w, part, first, PLAIN)
+        part, rest = _bf16_part(rest, PLAIN)
+        second = add_products(w, part, second, PLAIN)
+        part, _ = _bf16_part(rest, PLAIN)
+        third = add_products(w, part, third, PLAIN)
+    return (third + second) + first
+
+
+@triton.jit(do_not_specialize=["R", "V", "k"])
+def _draw_step(
+    base, weight, embed, previous, positions, words, values, ids, R, V, k, BASE_ROW, BASE_STEP, PREVIOUS_STRIDE,
+    N: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    STEP: tl.constexpr, STAGES: tl.constexpr, SAMPLED: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """The best noisy logit of each tile of columns for token `k` of the blocks."""
+    begin(EARLY)
+    rows, tile = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
+    columns = tile * COLUMNS + tl.arange(0, COLUMNS)
+    inside = rows < R
+    before = tl.load(previous + rows * PREVIOUS_STRIDE, mask=inside, other=0)
+    bias = _bias(weight, embed, before, columns, inside, K, N, ROWS, COLUMNS, STEP, STAGES, PLAIN)
+    places = base + rows[None, :] * BASE_ROW + k * BASE_STEP + columns[:, None]
+    noisy = tl.load(places, mask=(columns < V)[:, None] & inside[None, :], other=float("-inf")) + bias
+    if SAMPLED:
+        position = tl.load(positions + rows, mask=inside, other=0) + k
+        key, temperature = noise_key(words, tl.where(inside, rows, 0), position)
+        noisy += temperature[None, :] * gumbel(key[None, :], columns[:, None], PLAIN)
+    best, place = best_of(noisy, columns[:, None], 0)
+    tl.store(values + rows * TILES + tile, best, mask=inside)
+    tl.store(ids + rows * TILES + tile, place, mask=inside)
+
+
+_draw_token_by_token = draw_blocks_of(linear, draw_rows)
+
+
+def draw_blocks(
+    base: Tensor, anchors: Tensor, positions: Tensor, head: MarkovHead, params: DrawParams, kind: DrawKind
+) -> Tensor:
+    """See `dspark.ops.markov.draw_blocks_of`; filters and float32 weights take the loop that is written there."""
+    if kind is DrawKind.FILTERED or head.weight.dtype != torch.bfloat16 or not base.numel():
+        return _draw_token_by_token(base, anchors, positions, head, params, kind)
+    num_blocks, width, vocab_size = base.shape
+    tokens = torch.empty(num_blocks, width, dtype=torch.int64, device=base.device)
+    tiles, early = triton.cdiv(vocab_size, _COLUMNS), early_launch()
+    rows = 8 if num_blocks <= 8 else 16
+    values, ids = new_tiles(num_blocks, tiles, base.device)
+    depth = head.weight.shape[1]
+    base = base if base.stride(2) == 1 else base.contiguous()
+    previous, positions = anchors, positions.contiguous()
+    for k in range(width):
+        _draw_step[(triton.cdiv(num_blocks, rows), tiles)](
+            base, head.weight, head.embed, previous, positions, params.words, values, ids, num_blocks, vocab_size, k,
+            base.stride(0), base.stride(1), previous.stride(0), head.weight.shape[0], depth, tiles, rows, _COLUMNS,
+            _STEP, 3, kind is not DrawKind.GREEDY, early, INTERPRETED, num_warps=4, launch_pdl=early,
+            enable_fp_fusion=False,
+        )  # fmt: skip
+        previous = tokens[:, k]
+        take_best(values, ids, previous, vocab_size)
+    return tokens
+
+
+@triton.jit
+def _confidence(
+    hidden, previous, embed, weight, out, HIDDEN_STRIDE, D: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_K: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    begin(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, BLOCK)
+    sums = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in range(0, D, BLOCK):
+        inside = start + lanes < D
+        x = tl.load(hidden + row * HIDDEN_STRIDE + start + lanes, mask=inside, other=0.0).to(tl.float32)
+        sums += x * tl.load(weight + start + lanes, mask=inside, other=0.0).to(tl.float32)
+    lanes = tl.arange(0, BLOCK_K)
+    x = tl.load(embed + tl.load(previous + row) * K + lanes, mask=lanes < K, other=0.0).to(tl.float32)
+    products = x * tl.load(weight + D + lanes, mask=lanes < K, other=0.0).to(tl.float32)
+    tl.store(out + row, tl.sum(sums, 0) + tl.sum(products, 0))
+
+
+def confidence_logits(hidden: Tensor, previous_ids: Tensor, embed: Tensor, weight: Tensor) -> Tensor:
+    """See `dspark.ops.markov.confidence_logits_of`."""
+    num_rows, depth = hidden.shape
+    hidden = hidden if hidden.stride(1) == 1 else hidden.contiguous()
+    out = torch.empty(num_rows, dtype=torch.float32, device=hidden.device)
+    if num_rows:
+        early, rank = early_launch(), embed.shape[1]
+        _confidence[(num_rows,)](
+            hidden, previous_ids.contiguous(), embed, weight, out, hidden.stride(0), depth, rank,
+            min(block_of(depth), _CONFIDENCE_BLOCK), block_of(rank), early, num_warps=4, launch_pdl=early,
+        )  # fmt: skip
+    return out
