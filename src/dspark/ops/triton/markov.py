@@ -15,7 +15,7 @@ from dspark.ops.triton.linear import linear
 from dspark.ops.triton.noise import gumbel
 from dspark.ops.triton.product import _add as add_products
 
-_COLUMNS, _STEP = 128, 128
+_COLUMNS, _STEP, _STAGES, _WARPS = 128, 128, 2, 4
 _CONFIDENCE_BLOCK = 1024
 
 
@@ -101,7 +101,7 @@ def draw_blocks(
         _draw_step[(triton.cdiv(num_blocks, rows), tiles)](
             base, head.weight, head.embed, previous, positions, params.words, values, ids, num_blocks, vocab_size, k,
             base.stride(0), base.stride(1), previous.stride(0), head.weight.shape[0], depth, tiles, rows, _COLUMNS,
-            _STEP, 3, kind is not DrawKind.GREEDY, early, INTERPRETED, num_warps=4, launch_pdl=early,
+            _STEP, _STAGES, kind is not DrawKind.GREEDY, early, INTERPRETED, num_warps=_WARPS, launch_pdl=early,
             enable_fp_fusion=False,
         )  # fmt: skip
         previous = tokens[:, k]
