@@ -3,8 +3,11 @@
 import pytest
 import torch
 
+from dspark.ops.opset import TORCH_OPS
 from dspark.parallel.group import ALONE, RankGroup
+from dspark.parallel.opening import open_group
 from dspark.parallel.shard import WHOLE, Shard
+from dspark.parallel.torch_group import DIVIDED_FROM, TorchGroup
 from support.rank_processes import run_ranks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -25,12 +28,15 @@ def in_rank_order(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def exchange(group: RankGroup) -> dict[str, torch.Tensor]:
+    opened, remark = open_group(TORCH_OPS, torch.device("cpu"))
+    assert isinstance(opened, TorchGroup) and remark == ""
     found = {}
     for dtype in DTYPES:
         whole = part_of_rank(group.rank, dtype, 33, 40)
         found[f"sum {dtype}"] = group.sum(whole)
         found[f"sum of some {dtype}"] = torch.cat([group.sum(rows) for rows in whole.split([1, 7, 25])])
         found[f"gather {dtype}"] = group.gather_columns(whole[:5, ::2])
+    found["large"] = group.sum(part_of_rank(group.rank, torch.bfloat16, 3, DIVIDED_FROM // 2 + 1))
     found["none"] = group.sum(torch.empty(0, 8))
     found["broadcast"] = group.broadcast(torch.arange(6) + 100 * group.rank, source=1)
     found["broadcast of flags"] = group.broadcast(torch.tensor([group.rank == 0, group.rank == 1]))
@@ -51,6 +57,8 @@ def test_exchanges_of_several_ranks(tmp_path, size):
     if size > 2:
         parts = [part_of_rank(rank, torch.float32, 33, 40) for rank in range(size)]
         assert not torch.equal(in_rank_order(parts), in_rank_order(parts[::-1])), "the order of ranks must show"
+    large = [part_of_rank(rank, torch.bfloat16, 3, DIVIDED_FROM // 2 + 1) for rank in range(size)]
+    assert torch.equal(found["large"], in_rank_order(large))
     assert found["none"].shape == (0, 8)
     assert torch.equal(found["broadcast"], torch.arange(6) + 100)
     assert found["broadcast of flags"].tolist() == [True, False]
