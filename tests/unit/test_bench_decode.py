@@ -8,8 +8,10 @@ import torch
 from typer.testing import CliRunner
 
 import dspark.engine.sizing as sizing
-from dspark.bench.decode import PLAIN, ROUNDS, DecodeSettings, run_decode_bench
-from dspark.bench.dummy_weights import dummy_model, without_draft
+from dspark.bench.decode import run_decode_bench
+from dspark.bench.decode_profile import summarise
+from dspark.bench.decode_report import PLAIN, ROUNDS, DecodeSettings
+from dspark.bench.dummy_weights import dummy_model, sharing_weights
 from dspark.bench.geometry import Geometry
 from dspark.cli.app import app
 from dspark.config.errors import DSparkError
@@ -21,7 +23,7 @@ from dspark.ops.packing import Kind
 from support.fake_memory import FakeMemory
 from support.tiny_models import tiny_config
 
-SETTINGS = DecodeSettings(requests=(2,), context=9, steps=2, accepted_len=4.0)
+SETTINGS = DecodeSettings(requests=(2,), contexts=(9,), steps=2, accepted_len=4.0)
 PACKING_OPS = replace(TORCH_OPS, reads_codes=True)
 
 
@@ -60,6 +62,53 @@ def test_passes_of_fixed_shape_are_stamped(monkeypatch):
     assert rounds.phases.target > 0 and rounds.phases.draft > 0 and rounds.tokens == 8
 
 
+def test_contexts_and_products_stand_side_by_side():
+    settings = replace(SETTINGS, contexts=(5, 9), exactness=("exact", "fast"), accepted_len=None)
+    report = run_decode_bench(geometry_of("v41"), settings)
+    labels = [(figure.label, figure.context) for figure in report.figures]
+    assert labels[:4] == [("plain", 5), ("DSpark", 5), ("plain, fast", 5), ("DSpark, fast", 5)]
+    assert {context for _, context in labels[4:]} == {9}
+    exact, fast = report.figures[1], report.figures[3]
+    assert report.cost_of_exactness(exact) == exact.step_ms / fast.step_ms - 1
+    assert report.cost_of_exactness(fast) is None
+    assert report.gain(fast) == fast.tokens_per_second / report.figures[2].tokens_per_second
+    assert 2 <= exact.tokens <= 12, "what the target accepts"
+
+
+def test_weights_that_overflow_are_refused(monkeypatch):
+    numbers = dummy_model
+
+    def overflowing(*arguments):
+        model = numbers(*arguments)
+        model.target.head.weight.fill_(float("inf"))
+        return model
+
+    monkeypatch.setattr("dspark.bench.decode.dummy_model", overflowing)
+    with pytest.raises(DSparkError, match="no numbers"):
+        run_decode_bench(geometry_of("v4"), SETTINGS)
+
+
+def test_kernels_that_overlap_are_busy_once():
+    copy = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::Tensor)::{lambda()}>"
+    add = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3>>"
+    spans = [
+        ("_attend", 0.0, 10.0),
+        ("_attend", 5.0, 12.0),
+        (copy, 20.0, 22.0),
+        (f"{copy} 2", 30.0, 31.0),
+        (add, 40, 41),
+    ]
+    found = summarise(spans, 2, 1.0)
+    assert found.busy_ms == (12 + 2 + 1 + 1) / 2e3 and found.kernels_ms == (17 + 3 + 1) / 2e3
+    assert [(kernel.name, kernel.launches) for kernel in found.kernels] == [
+        ("_attend", 1.0),
+        ("torch direct_copy", 1.0),
+        ("torch CUDAFunctor_add", 0.5),
+    ]
+    with pytest.raises(RuntimeError):
+        summarise([], 1, 1.0)
+
+
 @pytest.mark.parametrize("family", ["v4", "v41"])
 def test_weights_have_the_forms_that_products_read(family):
     plan = geometry_of(family, quantised=True).plan
@@ -81,7 +130,7 @@ def test_weights_have_the_forms_that_products_read(family):
 def test_the_same_weights_serve_plain_decoding():
     plan = geometry_of("v41").plan
     model = dummy_model(plan, TORCH_OPS, torch.float32, torch.device("cpu"))
-    plain = without_draft(model)
+    plain = sharing_weights(model, replace(plan, draft=None), TORCH_OPS)
     assert plain.draft is None and not plain.target.captured
     pairs = zip(plain.target.parameters(), model.target.parameters(), strict=True)
     assert all(mine is theirs for mine, theirs in pairs)
@@ -121,6 +170,9 @@ def test_the_command(tmp_path):
         (["--steps", "0"], "--steps is 0"),
         (["--spec-decode-acceptance-length", "7"], "7"),
         (["--context", "2000000"], "positions"),
+        (["--context", "512,x"], "whole numbers"),
+        (["--exactness", "exact,quick"], "--exactness is"),
+        (["--acceptance", "measured", "--spec-decode-acceptance-length", "4"], "contradict"),
     ],
 )
 def test_refusals(options, words):

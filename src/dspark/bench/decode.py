@@ -1,26 +1,28 @@
 """Decode steps at real shapes: rounds with forced acceptance beside plain decoding, on the same random weights.
 
 The engine is the one that ships, over a model that `dummy_weights` makes. Every request has a random prompt of the
-same length; when all of them decode, steps are timed as they are, then again with stamps inside
-(`decode_phases`), and a few more run eagerly to count the experts that their rows reach.
+same length, which is computed; when all of them decode, steps are timed as they are, then again with stamps inside
+(`decode_phases`). A few steps run eagerly before, after shorter prompts, to count the experts that rows reach and to
+see that logits are numbers.
 """
 
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
-from typing import Any
+from itertools import product
+from math import ceil, isfinite
 
 import torch
 
 from dspark.bench.decode_memory import check_memory, request_pages
-from dspark.bench.decode_phases import PhaseClock, Phases
+from dspark.bench.decode_phases import PhaseClock
 from dspark.bench.decode_profile import StepProfile, profile_steps
+from dspark.bench.decode_report import FAST, PLAIN, ROUNDS, DecodeFigure, DecodeReport, DecodeSettings
 from dspark.bench.decode_routes import RouteCounter
 from dspark.bench.device_timing import copy_bandwidth
-from dspark.bench.dummy_weights import dummy_model, without_draft
+from dspark.bench.dummy_weights import dummy_model, sharing_weights
 from dspark.bench.geometry import Geometry
 from dspark.bench.random_text import RandomText
 from dspark.bench.roofline import Load, Roofline
@@ -34,150 +36,35 @@ from dspark.engine.device_memory import memory_of
 from dspark.engine.loop import EngineLoop
 from dspark.engine.machine import describe_machine
 from dspark.engine.memory import MemoryPlan
+from dspark.engine.request import Emission
 from dspark.engine.sizing import EngineParts, size_engine
 from dspark.engine.speculation import Speculation, plan_speculation
 from dspark.engine.threads import use_threads_for
 from dspark.models.build import Model
 from dspark.models.facts import model_facts
+from dspark.ops.library import with_library_products
 
-SCHEMA = "dspark.bench.decode/1"
-PLAIN, ROUNDS = "plain", "DSpark"
 _WARM_STEPS = 6
 _ROUTE_STEPS = 2
 _PROFILE_STEPS = 8
 _BATCHED_TOKENS = 2048
 # Of a device that nobody else uses.
 _MEMORY_SHARE = 0.95
-
-
-@dataclass(frozen=True)
-class DecodeSettings:
-    """What is measured.
-
-    Attributes:
-        requests: how many run at once, one figure each.
-        context: tokens of each prompt.
-        steps: timed steps of each figure; a third as many run again with stamps.
-        accepted_len: forced mean accepted length of a round, the bonus counted; None measures the draft's own.
-        with_draft: false decodes plainly only.
-        temperature: of all requests.
-        profile: also list the kernels of a step.
-        eager: capture nothing.
-        ranks: devices that share every layer.
-    """
-
-    requests: tuple[int, ...] = (1, 4, 16)
-    context: int = 512
-    steps: int = 48
-    accepted_len: float | None = 3.51
-    with_draft: bool = True
-    temperature: float = 0.0
-    profile: bool = False
-    eager: bool = False
-    ranks: int = 1
-
-    @property
-    def stamped_steps(self) -> int:
-        """Steps with stamps inside."""
-        return max(self.steps // 3, 2)
-
-    def num_steps(self) -> int:
-        """Steps of a figure after its prefill, at most."""
-        return _WARM_STEPS + self.steps + self.stamped_steps + (1 + _PROFILE_STEPS if self.profile else 0)
-
-
-@dataclass(frozen=True)
-class DecodeFigure:
-    """One way of decoding at one number of requests.
-
-    Attributes:
-        step_ms: median; low_ms and high_ms are the 10th and the 90th of a hundred.
-        tokens: emitted tokens of a step, of all requests; a step is a round of each.
-        phases: of the steps with stamps.
-        experts: distinct experts a layer that the rows of (target, draft) reach; None where none were counted.
-        floor_ms: least time of a step by the bytes of evenly routed rows, and counted_floor_ms by the experts that were
-            counted; None without an accelerator.
-        profile: kernels of a step, where they were asked for; a sentence where the profiler failed.
-    """
-
-    mode: str
-    num_requests: int
-    step_ms: float
-    low_ms: float
-    high_ms: float
-    mean_ms: float
-    tokens: float
-    phases: Phases
-    experts: tuple[float | None, float | None]
-    floor_ms: float | None
-    counted_floor_ms: float | None
-    profile: StepProfile | str | None = None
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Of all requests together, and so of the one device."""
-        return 1e3 * self.tokens / self.mean_ms
-
-    @property
-    def ms_per_token(self) -> float:
-        """Milliseconds between two tokens of a request."""
-        return self.mean_ms * self.num_requests / self.tokens
-
-    def as_json(self) -> dict[str, Any]:
-        """For programs."""
-        return {
-            **asdict(self),
-            "accepted_len": self.tokens / self.num_requests,
-            "tokens_per_second": self.tokens_per_second,
-            "tokens_per_second_per_request": self.tokens_per_second / self.num_requests,
-            "ms_per_token": self.ms_per_token,
-            "roofline_share": self.floor_ms / self.step_ms if self.floor_ms else None,
-        }
-
-
-@dataclass(frozen=True)
-class DecodeReport:
-    """All figures of one geometry on one machine. copy_bandwidth: bytes a second, None without an accelerator."""
-
-    geometry: str
-    cuts: tuple[str, ...]
-    machine: dict[str, Any]
-    settings: DecodeSettings
-    request_bytes: int
-    memory: MemoryPlan
-    copy_bandwidth: float | None
-    figures: tuple[DecodeFigure, ...]
-
-    def gain(self, figure: DecodeFigure) -> float | None:
-        """Tokens a second over those of plain decoding with as many requests."""
-        plain = next((f for f in self.figures if (f.mode, f.num_requests) == (PLAIN, figure.num_requests)), None)
-        return figure.tokens_per_second / plain.tokens_per_second if plain else None
-
-    def as_json(self) -> dict[str, Any]:
-        """For programs."""
-        values = {key: value for key, value in vars(self).items() if key not in ("settings", "figures")}
-        figures = [{**figure.as_json(), "gain": self.gain(figure)} for figure in self.figures]
-        return {
-            "schema": SCHEMA,
-            "weights": "random",
-            **values,
-            "memory": self.memory.as_json(),
-            "settings": asdict(self.settings),
-            "figures": figures,
-        }
+# Routes hang on the last tokens, not on how many there were before.
+_ROUTE_CONTEXT = 512
 
 
 def run_decode_bench(
     geometry: Geometry, settings: DecodeSettings, on_figure: Callable[[DecodeFigure], None] = lambda figure: None
 ) -> DecodeReport:
-    """Measure every number of requests, plainly and in rounds.
+    """Measure every context and number of requests, plainly and in rounds, with each kind of products.
 
     Args:
         geometry: model shapes, cut already. on_figure: called with each figure when it is complete.
     Raises:
         DSparkError: the model does not fit, or the settings do not go together.
     """
-    config = _config(geometry, settings, max(settings.requests), with_draft=settings.with_draft)
+    config = _config(geometry, settings, max(settings.requests), max(settings.contexts), with_draft=settings.with_draft)
     use_threads_for(geometry.plan, read_environment())
     placement = place(config)
     need = check_memory(geometry, config, placement)
@@ -185,15 +72,15 @@ def run_decode_bench(
     _release(placement.device)
     with torch.no_grad():
         model = dummy_model(geometry.plan, placement.ops, placement.dtype, placement.device)
-        plain_model = without_draft(model)
     memory = _memory(geometry, model, config, placement.device)
     _release(placement.device)
     figures = []
-    for mode, network in ((PLAIN, plain_model), (ROUNDS, model)):
-        if mode == ROUNDS and not (settings.with_draft and model.draft is not None):
+    for context, exactness, mode in product(settings.contexts, settings.exactness, (PLAIN, ROUNDS)):
+        network = _network(model, mode, exactness)
+        if mode == ROUNDS and (network.draft is None or not settings.with_draft):
             continue
         for count in settings.requests:
-            bench = _Bench(geometry, network, settings, mode, count, placement.device, bandwidth)
+            bench = _Bench(geometry, network, settings, mode, exactness, context, count, placement.device, bandwidth)
             figures.append(bench.measure())
             on_figure(figures[-1])
             _release(placement.device)
@@ -207,6 +94,13 @@ def run_decode_bench(
         bandwidth,
         tuple(figures),
     )
+
+
+def _network(model: Model, mode: str, exactness: str) -> Model:
+    """The same weights under other ops, or for plain decoding: a model that captures nothing for a draft."""
+    ops = with_library_products(model.target.ops) if exactness == FAST else model.target.ops
+    plan = replace(model.plan, draft=None) if mode == PLAIN else model.plan
+    return sharing_weights(model, plan, ops)
 
 
 def _memory(geometry: Geometry, model: Model, config: Config, device: torch.device) -> MemoryPlan:
@@ -229,14 +123,17 @@ class _Bench:
     model: Model
     settings: DecodeSettings
     mode: str
+    exactness: str
+    context: int
     count: int
     device: torch.device
     bandwidth: float | None
 
     def measure(self) -> DecodeFigure:
-        """Prefill, warm up, time, stamp, profile, count routes."""
+        """Count routes, prefill, warm up, time, stamp, profile."""
         settings = self.settings
-        loop = self._started_loop(is_eager=settings.eager)
+        experts = self._count_experts()
+        loop = self._started_loop(self.context, is_eager=settings.eager)
         for _ in range(_WARM_STEPS):
             loop.step()
         times, tokens = [], 0
@@ -252,13 +149,12 @@ class _Bench:
         found = self._profile(loop) if settings.profile else None
         loop.check_integrity()
         assert len(loop.engine.requests) == self.count, "requests ended while they were timed"
-        del loop
-        _release(self.device)
-        experts = self._count_experts()
         ordered = sorted(times)
         floor, counted = self._floors(experts)
         return DecodeFigure(
             self.mode,
+            self.exactness,
+            self.context,
             self.count,
             ordered[len(ordered) // 2],
             ordered[len(ordered) // 10],
@@ -272,21 +168,24 @@ class _Bench:
             found,
         )
 
-    def _started_loop(self, *, is_eager: bool) -> EngineLoop:
+    def _started_loop(self, context: int, *, is_eager: bool, logprobs: int | None = None) -> EngineLoop:
         """A loop in which every request decodes, with a draft where there are drafts."""
         with_draft = self.mode == ROUNDS
-        config = _config(self.geometry, self.settings, self.count, with_draft=with_draft, is_eager=is_eager)
+        config = _config(self.geometry, self.settings, self.count, context, with_draft=with_draft, is_eager=is_eager)
         text = RandomText(self.geometry.plan.vocab_size)
         speculation = _speculation(self.geometry, config)
         assert config.max_model_len is not None
         loop = build_loop(self.model, text, config, speculation, config.max_model_len, self.device)
-        most = config.max_model_len - self.settings.context
+        most = config.max_model_len - context
         generator = torch.Generator().manual_seed(1)
         for number in range(self.count):
-            shape = (self.settings.context,)
-            prompt = torch.randint(self.geometry.plan.vocab_size, shape, generator=generator).tolist()
+            prompt = torch.randint(self.geometry.plan.vocab_size, (context,), generator=generator).tolist()
             params = SamplingParams(
-                max_tokens=most, ignore_eos=True, temperature=self.settings.temperature, seed=number
+                max_tokens=most,
+                ignore_eos=True,
+                temperature=self.settings.temperature,
+                seed=number,
+                logprobs=logprobs,
             )
             loop.add(f"request-{number}", prompt, params)
         while not all(request.origins for request in loop.engine.requests.values()):
@@ -294,11 +193,14 @@ class _Bench:
         return loop
 
     def _count_experts(self) -> tuple[float | None, float | None]:
-        """Distinct experts of a few eager steps."""
-        loop, counter = self._started_loop(is_eager=True), RouteCounter(self.model)
+        """Distinct experts of a few eager steps, whose logits must be numbers."""
+        loop = self._started_loop(min(self.context, _ROUTE_CONTEXT), is_eager=True, logprobs=0)
+        counter = RouteCounter(self.model)
         with counter.attached():
             for _ in range(_ROUTE_STEPS):
-                loop.step()
+                _require_numbers(loop.step())
+        del loop
+        _release(self.device)
         target_rows, draft_rows = self._rows()
         return counter.mean("target", target_rows), counter.mean("draft", draft_rows)
 
@@ -321,7 +223,7 @@ class _Bench:
 
     def _floor_ms(self, roofline: Roofline, bandwidth: float) -> float:
         target_rows, draft_rows = self._rows()
-        context = self.settings.context
+        context = self.context
         floor = roofline.target(Load(self.count, target_rows // self.count, context)).ms(bandwidth)
         if draft_rows:
             floor += roofline.draft(Load(self.count, draft_rows // self.count, context)).ms(bandwidth)
@@ -338,7 +240,13 @@ class _Bench:
 
 
 def _config(
-    geometry: Geometry, settings: DecodeSettings, count: int, *, with_draft: bool, is_eager: bool = False
+    geometry: Geometry,
+    settings: DecodeSettings,
+    count: int,
+    context: int,
+    *,
+    with_draft: bool,
+    is_eager: bool = False,
 ) -> Config:
     """The configuration of one figure, admitted."""
     draft = geometry.plan.draft if with_draft else None
@@ -349,11 +257,12 @@ def _config(
         tokens_per_step = 1 + draft.block_size if settings.accepted_len is None else ceil(settings.accepted_len)
     width = draft.block_size if draft else 0
     # Room for every step, for those in which other prompts are still computed, and for whole blocks in the last ones.
-    num_steps = settings.num_steps() + count * (1 + -(-settings.context // (_BATCHED_TOKENS // 2)))
-    max_len = settings.context + num_steps * tokens_per_step + 2 * (1 + width)
+    timed = settings.steps + settings.stamped_steps + (1 + _PROFILE_STEPS if settings.profile else 0)
+    num_steps = _WARM_STEPS + timed + count * (1 + -(-context // (_BATCHED_TOKENS // 2)))
+    max_len = context + num_steps * tokens_per_step + 2 * (1 + width)
     if max_len > geometry.plan.max_positions:
         raise DSparkError(
-            f"--context {settings.context} and {settings.steps} steps need {max_len} positions, and "
+            f"--context {context} and {settings.steps} steps need {max_len} positions, and "
             f"{geometry.name} has {geometry.plan.max_positions}: lower one of them"
         )
     config = Config(
@@ -369,6 +278,12 @@ def _config(
     )
     config.validated(model_facts(geometry.plan), hardware=hardware_facts(), engine=engine_facts())
     return config
+
+
+def _require_numbers(emissions: list[Emission]) -> None:
+    """Refuse weights that overflow: a token's log-probability is a number only where its whole row of logits is."""
+    if not all(isfinite(one.token) for emission in emissions for one in emission.logprobs):
+        raise DSparkError("the random weights give logits that are no numbers: times of such passes mean nothing")
 
 
 def _release(device: torch.device) -> None:

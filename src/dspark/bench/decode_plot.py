@@ -1,8 +1,9 @@
 """The decode report as a picture; needs the optional package matplotlib."""
 
+from itertools import product
 from typing import Any
 
-from dspark.bench.decode import PLAIN, ROUNDS, DecodeFigure, DecodeReport
+from dspark.bench.decode_report import EXACT, PLAIN, ROUNDS, DecodeFigure, DecodeReport
 from dspark.bench.plot import as_png, new_figure
 
 _COLORS = {PLAIN: "#9aa0a6", ROUNDS: "#1a73e8"}
@@ -27,11 +28,16 @@ def plot_decode(report: DecodeReport) -> bytes:
 
 def _draw_speed(axes: Any, report: DecodeReport) -> None:
     for mode, color in _COLORS.items():
-        figures = [figure for figure in report.figures if figure.mode == mode]
-        if figures:
-            places = [str(figure.num_requests) for figure in figures]
-            values = [figure.tokens_per_second for figure in figures]
-            axes.plot(places, values, marker="o", color=color, label=mode)
+        for context, exactness in product(report.settings.contexts, report.settings.exactness):
+            wanted = (mode, context, exactness)
+            figures = [f for f in report.figures if (f.mode, f.context, f.exactness) == wanted]
+            if figures:
+                places = [str(figure.num_requests) for figure in figures]
+                values = [figure.tokens_per_second for figure in figures]
+                style = "-" if exactness == EXACT else ":"
+                alpha = 1.0 - 0.7 * report.settings.contexts.index(context) / len(report.settings.contexts)
+                label = f"{figures[0].label}, {context} tokens"
+                axes.plot(places, values, style, marker="o", color=color, alpha=alpha, label=label)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("requests")
     axes.set_ylabel("tokens/s, all requests")
@@ -56,4 +62,4 @@ def _draw_parts(axes: Any, report: DecodeReport) -> None:
 
 
 def _name(figure: DecodeFigure) -> str:
-    return f"{figure.mode}\n{figure.num_requests}"
+    return f"{figure.label}\n{figure.num_requests} x {figure.context}"

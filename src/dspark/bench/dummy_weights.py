@@ -5,7 +5,6 @@ others are float32. No weight exists in any other form on the way, so a model ma
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -61,14 +60,16 @@ def dummy_model(
     return model.to(device).eval()
 
 
-def without_draft(model: Model) -> Model:
-    """A model for plain decoding that shares all weights of another; it captures nothing for a draft."""
-    target = model.target
-    plain = model_without_memory(replace(model.plan, draft=None), target.ops, target.dtype, target.ranks)
-    for name, child in model.target.named_children():
-        setattr(plain.target, name, child)
-    plain.target.token_map = model.target.token_map
-    return plain.eval()
+def sharing_weights(model: Model, plan: ModelPlan, ops: OpSet) -> Model:
+    """A model of other ops, or without the draft, that shares all weights of another."""
+    twin = model_without_memory(plan, ops, model.target.dtype, model.target.ranks)
+    sources = dict(model.named_modules())
+    for name, module in twin.named_modules():
+        source = sources[name]
+        module._parameters, module._buffers = source._parameters, source._buffers
+        held = {key: value for key, value in vars(source).items() if isinstance(value, Tensor | PackedWeight)}
+        vars(module).update(held)
+    return twin.eval()
 
 
 def _divided_weights(plan: ModelPlan, model: Model) -> frozenset[str]:

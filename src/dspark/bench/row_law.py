@@ -6,23 +6,23 @@ library's products would have cost in exactness: rows whose bits change with the
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dspark.engine.machine import describe_machine
 from dspark.engine.runner import SpanTokens, TargetRunner
 from dspark.models.build import load_model
+from dspark.ops.library import with_library_products
 from dspark.ops.opset import TORCH_OPS, OpSet
 from dspark.state.model_state import ModelState
 
 ROW_COUNTS = (1, 2, 4, 6, 8, 16, 64, 256)
-LIBRARY_OPS = replace(TORCH_OPS, name="library", linear=lambda x, weight: F.linear(x.float(), weight).to(x.dtype))
+LIBRARY_OPS = with_library_products(TORCH_OPS)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,16 @@
 """`dspark bench decode`: rounds and plain decoding at a model's real shapes, with random weights."""
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from dspark.bench.decode import DecodeFigure, DecodeReport, DecodeSettings, run_decode_bench
+from dspark.bench.decode import run_decode_bench
 from dspark.bench.decode_plot import plot_decode
 from dspark.bench.decode_profile import StepProfile
+from dspark.bench.decode_report import EXACT, FAST, DecodeFigure, DecodeReport, DecodeSettings
 from dspark.bench.geometry import read_geometry
 from dspark.bench.numbers import whole_numbers
 from dspark.cli import options
@@ -20,6 +22,14 @@ from dspark.cli.roofline import publish_json
 from dspark.config.errors import DSparkError
 
 _ENGRAM_ROWS = 2**20
+_ACCEPTED_LEN = 3.51
+
+
+class AcceptanceChoice(StrEnum):
+    """Who decides how many drafts are accepted."""
+
+    FORCED = "forced"
+    MEASURED = "measured"
 
 
 def decode(
@@ -30,11 +40,22 @@ def decode(
     ] = True,
     tp: Annotated[int, typer.Option("--tp", help="Devices that share every layer.")] = 1,
     requests: options.RequestCounts = "1,4,16",
-    context: Annotated[int, typer.Option("--context", help="Tokens of each prompt.")] = 512,
+    context: Annotated[
+        str, typer.Option("--context", help="Tokens of each prompt, with commas between several lengths.")
+    ] = "512",
+    acceptance: Annotated[
+        AcceptanceChoice, typer.Option("--acceptance", help="Accept by a forced length, or what the target accepts.")
+    ] = AcceptanceChoice.FORCED,
     accepted_len: Annotated[
-        float,
-        typer.Option("--spec-decode-acceptance-length", help="Forced mean accepted length, the bonus counted."),
-    ] = 3.51,
+        float | None,
+        typer.Option(
+            "--spec-decode-acceptance-length",
+            help=f"Forced mean accepted length, the bonus counted; {_ACCEPTED_LEN} without it.",
+        ),
+    ] = None,
+    exactness: Annotated[
+        str, typer.Option("--exactness", metavar="exact|fast|exact,fast", help="Whose products; both are compared.")
+    ] = EXACT,
     steps: Annotated[int, typer.Option("--steps", help="Timed steps of each figure.")] = 48,
     draft: options.Draft = DraftChoice.DSPARK,
     temperature: options.Temperature = 0.0,
@@ -48,7 +69,8 @@ def decode(
 ) -> None:
     """Time of rounds with forced acceptance beside plain decoding; the last line is one JSON object."""
     counts = whole_numbers("--requests", requests)
-    for name, value in (("--context", context), ("--steps", steps), ("--tp", tp), ("--engram-rows", engram_rows)):
+    contexts = whole_numbers("--context", context)
+    for name, value in (("--steps", steps), ("--tp", tp), ("--engram-rows", engram_rows)):
         if value < 1:
             raise DSparkError(f"{name} is {value}: give at least 1")
     check_outputs(json_file, plot)
@@ -57,14 +79,15 @@ def decode(
         note(f"cut: {cut}")
     settings = DecodeSettings(
         requests=counts,
-        context=context,
+        contexts=contexts,
         steps=steps,
-        accepted_len=accepted_len,
+        accepted_len=_forced_len(acceptance, accepted_len),
         with_draft=draft is DraftChoice.DSPARK,
         temperature=temperature,
         profile=profile,
         eager=eager,
         ranks=tp,
+        exactness=_products(exactness),
     )
     report = run_decode_bench(chosen, settings, on_figure=_tell)
     if plot is not None:
@@ -74,23 +97,44 @@ def decode(
     publish_json(report.as_json(), json_file)
 
 
+def _forced_len(acceptance: AcceptanceChoice, accepted_len: float | None) -> float | None:
+    """The forced length; None measures."""
+    if acceptance is AcceptanceChoice.FORCED:
+        return _ACCEPTED_LEN if accepted_len is None else accepted_len
+    if accepted_len is not None:
+        raise DSparkError("--acceptance measured and --spec-decode-acceptance-length contradict each other: drop one")
+    return None
+
+
+def _products(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not set(names) <= {EXACT, FAST} or len(set(names)) < len(names):
+        raise DSparkError(f"--exactness is {text!r}: give {EXACT}, {FAST} or {EXACT},{FAST}")
+    return names
+
+
 def _tell(figure: DecodeFigure) -> None:
     """A figure as soon as it is there: a run that is cut short has told what it found."""
     parts = ", ".join(f"{name} {value:.2f}" for name, value in vars(figure.phases).items())
-    note(f"{figure.mode}, {figure.num_requests} requests: {figure.step_ms:.2f} ms a step ({parts})")
+    note(f"{_title(figure)}: {figure.step_ms:.2f} ms a step ({parts})")
+
+
+def _title(figure: DecodeFigure) -> str:
+    return f"{figure.label}, {figure.num_requests} requests of {figure.context} tokens"
 
 
 def _speed_table(report: DecodeReport) -> Table:
     table = Table(title="steps, ms", title_justify="left", box=SIMPLE_HEAD)
-    headings = ("requests", "median", "10th", "90th", "tokens", "ms/token", "tok/s/request", "tok/s", "gain", "floor")
+    headings = ("requests", "context", "median", "10th", "90th", "tokens", "ms/token", "tok/s/request", "tok/s", "gain")
     table.add_column("decoding")
-    for heading in (*headings, "of floor"):
+    for heading in (*headings, "floor", "of floor"):
         table.add_column(heading, justify="right")
     for figure in report.figures:
         gain = report.gain(figure)
         table.add_row(
-            figure.mode,
+            figure.label,
             str(figure.num_requests),
+            str(figure.context),
             f"{figure.step_ms:.2f}",
             f"{figure.low_ms:.2f}",
             f"{figure.high_ms:.2f}",
@@ -108,14 +152,26 @@ def _speed_table(report: DecodeReport) -> Table:
 def _part_table(report: DecodeReport) -> Table:
     table = Table(title="where the time goes, ms", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("decoding")
-    for heading in ("requests", "target", "draft", "sampling", "host", "all", "experts", "draft's", "floor of these"):
+    for heading in (
+        "requests",
+        "context",
+        "target",
+        "draft",
+        "sampling",
+        "host",
+        "all",
+        "experts",
+        "draft's",
+        "floor of these",
+    ):
         table.add_column(heading, justify="right")
     for figure in report.figures:
         phases = figure.phases
         parts = (phases.target, phases.draft, phases.sampling, phases.host, phases.total)
         table.add_row(
-            figure.mode,
+            figure.label,
             str(figure.num_requests),
+            str(figure.context),
             *(f"{value:.2f}" for value in parts),
             *("-" if count is None else f"{count:.1f}" for count in figure.experts),
             "-" if figure.counted_floor_ms is None else f"{figure.counted_floor_ms:.2f}",
@@ -130,8 +186,8 @@ def _kernel_tables(report: DecodeReport) -> list[Table]:
 
 
 def _kernel_table(figure: DecodeFigure, found: StepProfile) -> Table:
-    busy = f"{found.launches:.0f} launches, busy {found.busy_ms:.2f} of {found.wall_ms:.2f} ms"
-    title = f"kernels of a step: {figure.mode}, {figure.num_requests} requests: {busy}"
+    busy = f"{found.launches:.0f} launches, busy {found.busy_ms:.2f} ms, idle {figure.idle_share or 0.0:.1%} of a step"
+    title = f"kernels of a step: {_title(figure)}: {busy}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     table.add_column("kernel")
     for heading in ("launches", "us", "us each"):
@@ -147,13 +203,16 @@ def _lines(report: DecodeReport) -> list[str]:
     cuts = f" ({'; '.join(report.cuts)})" if report.cuts else ""
     device = machine.get("gpu", machine["cpu"])
     lines = [
-        f"{report.geometry}{cuts}, random weights, prompts of {settings.context} tokens, {device}, "
-        f"torch {machine['torch']}",
+        f"{report.geometry}{cuts}, random weights, {device}, torch {machine['torch']}",
         f"memory: {report.memory.sentence()}; {report.memory.num_possible:,} requests of this length would fit",
     ]
     if settings.with_draft and settings.accepted_len is not None:
         lines.append(f"acceptance is forced to a mean length of {settings.accepted_len:g}: the text means nothing")
     if report.copy_bandwidth is not None:
         lines.append(f"floors are bytes over {report.copy_bandwidth / 1e12:.2f} TB/s, as a large copy moves them here")
-    lines += [f"{f.mode}, {f.num_requests} requests: {f.profile}" for f in report.figures if isinstance(f.profile, str)]
+    lines += [f"{_title(f)}: {f.profile}" for f in report.figures if isinstance(f.profile, str)]
+    costs = [(figure, report.cost_of_exactness(figure)) for figure in report.figures]
+    lines += [f"{_title(f)}: exactness costs {cost:+.1%} of a step" for f, cost in costs if cost is not None]
+    if FAST in settings.exactness:
+        lines.append("with fast products a row's bits may depend on the rows beside it: those figures are not exact")
     return lines

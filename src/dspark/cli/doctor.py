@@ -7,7 +7,7 @@ import typer
 
 from dspark.cli import exit_codes, options
 from dspark.cli.console import fail, note, out, print_json
-from dspark.cli.options import DraftChoice
+from dspark.cli.options import DraftChoice, ExactnessChoice
 from dspark.cli.session import model_folder, model_name
 from dspark.config import Config, SpeculativeConfig
 from dspark.config.errors import DSparkError
@@ -44,6 +44,7 @@ def doctor(
     max_num_seqs: options.MaxNumSeqs = DEFAULTS.max_num_seqs,
     max_num_batched_tokens: options.MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
     max_model_len: options.MaxModelLen = None,
+    exactness: options.Exactness = ExactnessChoice.EXACT,
     as_json: options.Json = False,
 ) -> None:
     """Read only metadata; say what would run, what is refused and why, and the memory. Exits 1 if it would not run."""
@@ -61,6 +62,7 @@ def doctor(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
+        exactness=exactness.value,
         speculative_config=speculative,
     )
     report = examine(model_folder(model), config, engine=engine_facts(), name=model_name(model), is_draft_optional=True)

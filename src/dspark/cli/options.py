@@ -13,6 +13,13 @@ from dspark.config.sampling import SamplingParams
 DEFAULTS = SamplingParams()
 
 
+class ExactnessChoice(StrEnum):
+    """Whose products are used."""
+
+    EXACT = "exact"
+    FAST = "fast"
+
+
 class DraftChoice(StrEnum):
     """Who proposes tokens."""
 
@@ -35,6 +42,10 @@ MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", help="Requests that r
 MaxNumBatchedTokens = Annotated[int, typer.Option("--max-num-batched-tokens", help="Rows of one pass at most.")]
 MaxModelLen = Annotated[
     int | None, typer.Option("--max-model-len", help="Tokens of a request at most; the model's limit without it.")
+]
+Exactness = Annotated[
+    ExactnessChoice,
+    typer.Option("--exactness", help="fast may use the vendor's products; tokens may then depend on the batch."),
 ]
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Also write a picture (PNG; needs matplotlib).")

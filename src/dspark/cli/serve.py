@@ -13,7 +13,7 @@ import typer
 from dspark.cli import options
 from dspark.cli.console import note, out
 from dspark.cli.files import read_text
-from dspark.cli.options import DraftChoice
+from dspark.cli.options import DraftChoice, ExactnessChoice
 from dspark.config import Config, SpeculativeConfig
 from dspark.config.errors import DSparkError
 from dspark.config.speculative_json import read_speculative_json
@@ -62,6 +62,7 @@ def serve(
     no_prefix_caching: Annotated[
         bool, typer.Option("--no-prefix-caching", help="Compute every prompt from its first token.")
     ] = False,
+    exactness: options.Exactness = ExactnessChoice.EXACT,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option("--served-model-name", help="What clients call the model; may be repeated, the first is shown."),
@@ -121,6 +122,7 @@ def serve(
         "max_model_len": max_model_len,
         "max_num_pages": max_num_pages,
         "enable_prefix_caching": not no_prefix_caching,
+        "exactness": exactness.value,
         **_speculation(speculative_config, draft),
     }
     _set_up_log(settings)

@@ -47,6 +47,14 @@ def note_memory_share(question: Question) -> Iterator[str]:
         )
 
 
+def note_fast(question: Question) -> Iterator[str]:
+    if question.config.exactness == "fast":
+        yield (
+            "exactness fast: products may be those of the vendor's library, so the tokens of a request may depend on "
+            "who shares its batch, and drafts may change them."
+        )
+
+
 def note_vision(question: Question) -> Iterator[str]:
     if question.facts.has_vision:
         yield "the vision tower is not loaded: text requests only."
@@ -74,6 +82,7 @@ NOTES: tuple[Rule, ...] = (
     note_expert_parallel,
     note_idle_devices,
     note_memory_share,
+    note_fast,
     note_vision,
     note_plain,
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from dspark.config import Config, CUDAGraphMode, EngineFacts, HardwareFacts
+from dspark.ops.library import with_library_products
 from dspark.ops.opset import OpSet, ops_for
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -25,7 +26,10 @@ def place(config: Config) -> Placement:
     kind = _kind_of(config)
     dtype = config.dtype if config.dtype != "auto" else "bf16" if kind == "cuda" else "fp32"
     device = torch.device(kind)
-    return Placement(device, ops_for(device), TORCH_DTYPES[dtype])
+    ops = ops_for(device)
+    if config.exactness == "fast":
+        ops = with_library_products(ops)
+    return Placement(device, ops, TORCH_DTYPES[dtype])
 
 
 def graph_mode(config: Config, device: torch.device) -> CUDAGraphMode:
