@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from dspark.ops.index import IndexKeys
+from dspark.ops.kept_rows import RowForm
+from dspark.ops.places import RowPlaces, group_places, visible_places, window_places
 from support.op_sets import BACKENDS, NAMES, backend
 
 
@@ -55,24 +57,62 @@ def test_quantising_twice_changes_nothing(twins, field):
     assert torch.equal(quantise(once, 16), once)
 
 
+@pytest.mark.parametrize("kind", ["fp8", "fp4", "fp4_e4m3"])
+def test_forms_are_quantised_as_by_the_op(twins, kind):
+    """Without rotation a form is the quantiser; what it skips passes through, and the transform is its own inverse."""
+    rows = (torch.randn(3, 2, 64, generator=torch.Generator().manual_seed(4)) * 5).to(twins.device).bfloat16()
+    still = torch.ones(3, 16, device=twins.device), torch.zeros(3, 16, device=twins.device)
+    quantise = getattr(twins.ops, f"quantise_{kind}")
+    assert torch.equal(twins.ops.form_rows(rows, still, RowForm(kind, 16)), quantise(rows, 16))
+    head, tail = quantise(rows[..., :48].contiguous(), 16), rows[..., 48:]
+    assert torch.equal(twins.ops.form_rows(rows, still, RowForm(kind, 16, skip=16)), torch.cat((head, tail), dim=-1))
+    turned = twins.ops.form_rows(rows.float(), still, RowForm("none", 0, hadamard=True))
+    assert torch.equal(twins.ops.form_rows(turned, still, RowForm(kind, 16)), quantise(turned, 16))
+    again = twins.ops.form_rows(turned, still, RowForm("none", 0, hadamard=True))
+    assert torch.allclose(again, rows.float(), atol=1e-5)
+    signs = torch.tensor([[(-1.0) ** bin(i & j).count("1") for j in range(64)] for i in range(64)]) / 8
+    assert torch.allclose(turned.cpu(), rows.float().cpu() @ signs, atol=1e-5)
+
+
+def test_places_of_a_pass(twins):
+    """Kernels and twins address the same rows: windows, visible rows, groups with members of the pass and before it."""
+    positions = torch.tensor([10, 11, 12, 7, 8, 0, 127, 0])
+    slots = torch.tensor([3, 3, 3, 0, 0, 1, 5, -1])
+    owners = torch.tensor([0, 0, 0, 1, 1, 2, 3, 3])
+    pages = torch.randperm(60, generator=torch.Generator().manual_seed(5)).view(4, 15)
+    rows = RowPlaces(*(part.to(twins.device) for part in (positions, slots, owners, pages)))
+    wanted = RowPlaces(positions, slots, owners, pages)
+    assert torch.equal(
+        twins.ops.window_places(rows.slots, rows.positions, 8, 13).cpu(), window_places(slots, positions, 8, 13)
+    )
+    assert torch.equal(twins.ops.visible_places(rows, 4, 3, 32).cpu(), visible_places(wanted, 4, 3, 32))
+    for ratio, reach in ((1, 1), (4, 8), (4, 4), (8, 8)):
+        found = twins.ops.group_places(rows, ratio, reach, 13, 78, 16 // ratio)
+        for left, right in zip(found, group_places(wanted, ratio, reach, 13, 78, 16 // ratio), strict=True):
+            assert torch.equal(left.cpu(), right)
+    members = group_places(wanted, 4, 4, 13, 78, 4).members
+    assert members[1].tolist() == [39 + 8, 39 + 9, 78 + 0, 78 + 1]
+    assert (members[0] == -1).all() and (members[7] == -1).all()
+
+
 def test_index_scores_of_several_requests(twins):
     """Each request's rows meet its own keys, wherever in the store they lie; beyond them the scores are zero."""
     generator = torch.Generator().manual_seed(2)
-    q, weights = torch.randn(9, 3, 32, generator=generator), torch.randn(9, 3, generator=generator)
+    q, weights = torch.randn(9, 3, 32, generator=generator), torch.randn(1, 9, 3, generator=generator)
     store, order = torch.randn(400, 32, generator=generator), torch.randperm(400, generator=generator)
     counts, owners = (64, 192, 97), torch.tensor([0, 0, 1, 2, 2, 2, 2, 2, 2])
     places = torch.full((3, 192), -1)
     for request, count in enumerate(counts):
         places[request, :count] = order[:count].roll(request)
     q, weights, store, places, owners = (part.to(twins.device) for part in (q, weights, store, places, owners))
-    scores = twins.ops.index_scores(q, weights, IndexKeys(store, places, owners))
+    scores = twins.ops.index_scores(q, weights, 0, IndexKeys(store, places, owners))
     assert scores.shape == (9, 192)
     for row, request in enumerate(owners.tolist()):
         own = IndexKeys(
             store[places[request, : counts[request]]], torch.arange(192, device=twins.device)[None], owners[:1]
         )
         own.places[0, counts[request] :] = -1
-        alone = twins.ops.index_scores(q[row : row + 1], weights[row : row + 1], own)
+        alone = twins.ops.index_scores(q[row : row + 1], weights[:, row : row + 1], 0, own)
         assert torch.equal(scores[row, : counts[request]], alone[0, : counts[request]])
         assert not scores[row, counts[request] :].any()
 

@@ -197,8 +197,8 @@ def test_padding_rows_see_nothing(state):
     request = prefilled(tiny_model(*KEY), state, row_reference(KEY).tokens[:20])
     view = PassView(state, [Span(request, 20, 2)], num_padding=3)
     width = state.rings["layers.0"].shape[2]
-    _, index = view.window_keys("layers.0", torch.zeros(5, width))
+    [(_, index)] = view.window_keys("layers.0", torch.zeros(5, width))
     assert (index[:2] >= 0).all() and (index[2:] == -1).all()
     assert view.visible(1).tolist() == [21, 22, 0, 0, 0]
     assert view.visible(2).tolist() == [10, 11, 0, 0, 0]
-    assert view.group_positions(1).tolist() == [20, 21]
+    assert view.groups("layers.3.compressed", 1, 1).positions.tolist() == [20, 21]

@@ -18,6 +18,7 @@ from dspark.layers.moe import HashRouter, RoutedExperts
 from dspark.layers.plans import ModelPlan
 from dspark.models.build import Model
 from dspark.models.model_bytes import model_without_memory, packed_parts
+from dspark.models.packed_weights import join_maps
 from dspark.models.sharding import shard_plan
 from dspark.ops.opset import OpSet
 from dspark.ops.packing import GROUP_ROWS, Kind, PackedWeight
@@ -57,6 +58,8 @@ def dummy_model(
             _fill_routes(module, generator, device)
     if plan.ngrams is not None:
         model.target.token_map = torch.arange(plan.vocab_size) % plan.ngrams.compressed_vocab_size
+    if ops.reads_codes:
+        join_maps(model)
     return model.to(device).eval()
 
 

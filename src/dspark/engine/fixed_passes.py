@@ -12,8 +12,9 @@ from dspark.models.build import Model
 from dspark.models.decoder import PassTokens
 from dspark.models.dspark_draft import DsparkDraft
 from dspark.ops.draw import DrawKind, DrawParams
+from dspark.ops.places import RowPlaces, ring_places
 from dspark.state.model_state import ModelState
-from dspark.state.row_views import BlockRowView, RowPlaces, RowView, ring_places
+from dspark.state.row_views import BlockRowView, RowView
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class FixedTarget:
     def run(self, rows: PassRows, capacity: int) -> tuple[Tensor, Tensor | None]:
         """Logits [T, V] and target_hidden [T, n * D]; `capacity` positions of a request can be seen."""
         target = self.model.target
-        view = RowView(self.state, rows.places, capacity, target.ops.write_rows)
+        view = RowView(self.state, rows.places, capacity, target.ops)
         output = target(PassTokens(rows.token_ids, rows.ngrams), view)
         return target.logits(output.hidden), output.target_hidden
 
@@ -75,7 +76,7 @@ class FixedDraft:
 
     def blocks(self, anchors: Tensor, starts: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Base logits [R, G, V] and hidden [R, G, D] of the blocks that begin with the anchors [R] at `starts` [R]."""
-        view = BlockRowView(self.state, starts, slots, self.block_size)
+        view = BlockRowView(self.state, starts, slots, self.block_size, self.target.ops)
         out = self.draft(self.draft.block_tokens(anchors, self.block_size), view, self.target)
         shape = (anchors.shape[0], self.block_size, -1)
         return self.target.logits(out.normed).view(shape), out.hidden.view(shape)

@@ -11,9 +11,9 @@ from dspark.engine.fixed_passes import FixedDraft, FixedTarget, PassRows
 from dspark.engine.graphs import GraphCache, GraphPlan, StaticRows
 from dspark.engine.stopwatch import Stopwatch
 from dspark.models.build import Model
+from dspark.ops.places import RowPlaces
 from dspark.sampling.device_rows import DeviceSampling
 from dspark.state.model_state import ModelState
-from dspark.state.row_views import RowPlaces
 from dspark.state.spans import Span
 
 

@@ -3,18 +3,21 @@
 import torch
 from torch import Tensor, nn
 
-from dspark.layers.linear import Linear, RMSNorm, parameter
+from dspark.layers.linear import Linear, LinearGroup, RMSNorm, parameter
 from dspark.layers.plans import CompressorPlan, Storage
-from dspark.layers.state_view import StateView
+from dspark.ops.compress import Groups, PoolShape
+from dspark.ops.kept_rows import RowForm
 from dspark.ops.opset import OpSet
+from dspark.ops.rope import Turn
 
 
 class Compressor(nn.Module):
-    """Pools each completed group and normalises it; rope and quantisation are the caller's."""
+    """Pools each completed group, normalises it and writes it in its form."""
 
-    def __init__(self, plan: CompressorPlan, hidden_size: int, norm_eps: float, ops: OpSet) -> None:
+    def __init__(self, plan: CompressorPlan, hidden_size: int, norm_eps: float, form: RowForm, ops: OpSet) -> None:
         super().__init__()
         self.plan = plan
+        self.form = form
         self.ops = ops
         self.wkv = Linear(hidden_size, plan.projected_width, Storage.BF16, ops)
         if plan.has_gate:
@@ -23,24 +26,20 @@ class Compressor(nn.Module):
             self.ape = parameter(plan.ratio, plan.projected_width)
         self.norm = RMSNorm(plan.width, norm_eps, ops)
 
-    def forward(self, x: Tensor, view: StateView, key: str) -> Tensor:
-        """x: [T, D] -> compressed rows [C, width] of the groups that this pass completes."""
-        values = self.wkv(x)
-        if not self.plan.has_gate:
-            return self.norm(values[: view.group_positions(1).shape[0]])
-        gates = self.wgate(x).float()
-        if self.plan.position_bias:
-            gates = gates + self.ape[view.positions % self.plan.ratio]
-        inputs, exists = view.group_inputs(
-            key, torch.cat((values.float(), gates), dim=-1), self.plan.ratio, self.plan.reach
-        )
-        values, gates = inputs.chunk(2, dim=-1)
-        gates = gates.masked_fill(~exists.unsqueeze(-1), float("-inf"))
-        if self.plan.overlap:
-            values, gates = self._join_halves(values), self._join_halves(gates)
-        return self.norm(self.ops.pool_groups(values, gates).to(x.dtype))
+    @property
+    def maps(self) -> list[Linear]:
+        """Its maps of the layer's input, in the order of their columns in a joint product."""
+        return [self.wkv, self.wgate] if self.plan.has_gate else [self.wkv]
 
-    def _join_halves(self, rows: Tensor) -> Tensor:
-        """[C, 2M, 2K] -> [C, 2M, K]: the previous group gives its first channels, the own group its second."""
-        ratio, width = self.plan.ratio, self.plan.width
-        return torch.cat((rows[:, :ratio, :width], rows[:, ratio:, width:]), dim=1)
+    def forward(self, sums: Tensor, dtype: torch.dtype, maps: LinearGroup, groups: Groups, turn: Turn) -> Tensor:
+        """Write the rows of the groups that this pass completes.
+
+        Args:
+            sums: [S, T, N] of `maps`, for rows of `dtype`. turn: of the groups' positions.
+        Returns:
+            [C, width], the rows before they are turned and quantised.
+        """
+        plan = self.plan
+        shape = PoolShape(maps.column(self.wkv), plan.width, plan.ratio, plan.overlap, plan.has_gate)
+        bias = self.ape if plan.position_bias else None
+        return self.ops.compress(sums, dtype, shape, bias, self.norm, turn, self.form, groups)

@@ -1,10 +1,14 @@
 """Linear maps and norms with their parameters."""
 
+from collections.abc import Sequence
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
 
 from dspark.layers.plans import Storage
 from dspark.ops.opset import OpSet
+from dspark.ops.packing import Weight, join_weights
 
 
 def parameter(*shape: int) -> nn.Parameter:
@@ -36,6 +40,37 @@ class GroupedLinear(Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x: [T, in_size] -> [T, out_size]."""
         return self.ops.grouped_linear(x, self.ops.stored(self.weight, self.storage), self.groups)
+
+
+class LinearGroup:
+    """Linear maps that read the same rows: one product for all of them, with the columns of each after the other's.
+
+    The maps belong to their modules; `join` may make their weights parts of one, where products read them as stored.
+    """
+
+    def __init__(self, maps: Sequence[Linear], ops: OpSet) -> None:
+        self.maps = tuple(maps)
+        self.ops = ops
+        self._joined: tuple[Weight, ...] | None = None
+
+    def join(self) -> None:
+        """Put the weights together, where their storage allows it."""
+        joined = join_weights([one.weight for one in self.maps])
+        if joined is not None:
+            whole, parts = joined
+            self._joined = (whole,)
+            for one, part in zip(self.maps, parts, strict=True):
+                cast(Any, one).weight = nn.Parameter(part, requires_grad=False) if isinstance(part, Tensor) else part
+
+    def column(self, one: Linear) -> int:
+        """The first column of a map's results."""
+        widths = [other.weight.shape[-2] for other in self.maps]
+        return sum(widths[: self.maps.index(one)])
+
+    def sums(self, x: Tensor) -> Tensor:
+        """x: [T, in_size] -> sums [S, T, N], see `dspark.ops.kept_rows`."""
+        weights = self._joined or [self.ops.stored(one.weight, one.storage) for one in self.maps]
+        return self.ops.joint_sums(x, weights)
 
 
 class RMSNorm(nn.Module):

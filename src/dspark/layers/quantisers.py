@@ -1,11 +1,11 @@
-"""Fake quantisers chosen once from plans."""
+"""Fake quantisation chosen once from plans."""
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from dspark.layers.plans import CacheQuantPlan, QuantPlan
+from dspark.ops.kept_rows import RowForm
 from dspark.ops.opset import OpSet
 
 Quantiser = Callable[[Tensor], Tensor]
@@ -18,9 +18,11 @@ def activation_quantiser(plan: QuantPlan, ops: OpSet) -> Quantiser:
     return lambda x: ops.quantise_fp8(x, plan.block)
 
 
-def cache_quantiser(plan: CacheQuantPlan, rope_dim: int, ops: OpSet) -> Quantiser:
-    """Quantiser of cached rows [.., K]; the rope tail passes through where the plan says so."""
-    quantise = {"fp8": ops.quantise_fp8, "fp4": ops.quantise_fp4, "fp4_e4m3": ops.quantise_fp4_e4m3}[plan.kind]
-    if not plan.skip_rope:
-        return lambda x: quantise(x, plan.group)
-    return lambda x: torch.cat((quantise(x[..., :-rope_dim], plan.group), x[..., -rope_dim:]), dim=-1)
+def activation_form(plan: QuantPlan) -> RowForm:
+    """The same as the form of a row."""
+    return RowForm("fp8", plan.block) if plan.block else RowForm("none", 0)
+
+
+def cache_form(plan: CacheQuantPlan, rope_dim: int, hadamard: bool = False) -> RowForm:
+    """Form of cached rows; the rotated tail passes through where the plan says so."""
+    return RowForm(plan.kind, plan.group, rope_dim if plan.skip_rope else 0, hadamard)

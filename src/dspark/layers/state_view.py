@@ -8,6 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from dspark.ops.attention import Sources
+from dspark.ops.compress import Groups
 from dspark.ops.index import IndexKeys
 
 
@@ -16,24 +18,15 @@ class StateView(Protocol):
 
     positions: Tensor
 
-    def window_keys(self, key: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the pass's window rows [T, K]; return all rows [N, K] and the window [T, W] of each query (-1 none)."""
-        ...
+    def window_keys(self, key: str, rows: Tensor) -> Sources:
+        """Write the pass's window rows [T, K]; return stores [N, K], each with its part [T, J] of every query's window.
 
-    def group_positions(self, ratio: int) -> Tensor:
-        """Position of the first token of each group of `ratio` tokens that this pass completes: [C] int64."""
-        ...
-
-    def group_inputs(self, key: str, rows: Tensor, ratio: int, reach: int) -> tuple[Tensor, Tensor]:
-        """Write compressor inputs [T, D].
-
-        Returns:
-            inputs of the completed groups [C, reach, D], 0 where none exists, and which exist [C, reach].
+        -1 in a window is no key.
         """
         ...
 
-    def append(self, key: str, ratio: int, rows: Tensor) -> None:
-        """Write the compressed rows [C, K] of the completed groups, in the order of `group_positions`."""
+    def groups(self, key: str, ratio: int, reach: int) -> Groups:
+        """The groups of `ratio` tokens, pooled from `reach`, that this pass completes in a store."""
         ...
 
     def appended(self, key: str) -> Tensor:
@@ -46,6 +39,10 @@ class StateView(Protocol):
 
     def max_visible(self, ratio: int) -> int:
         """The largest of `visible`, known to the host."""
+        ...
+
+    def visible_places(self, ratio: int) -> Tensor:
+        """Places in `appended` of all compressed rows that each query sees: [T, J], -1 behind them."""
         ...
 
     def addresses(self, ratio: int, rows: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from dspark.models.dspark_draft import DsparkDraft
 from dspark.models.engram_vocabulary import read_token_map
 from dspark.models.inventory import DRAFT_PREFIX, expected_tensors, skip_rules
 from dspark.models.names import Place, place_of, unfilled, view_of
-from dspark.models.packed_weights import fill_packed, packable
+from dspark.models.packed_weights import fill_packed, join_maps, packable
 from dspark.models.registry import parse_config
 from dspark.models.sharding import PartSource, shard_plan, stored_parts
 from dspark.ops.opset import TORCH_OPS, OpSet
@@ -111,6 +111,8 @@ def load_model(
     if plan.ngrams is not None:
         model.target.token_map = read_token_map(folder, plan)
     model.skipped = match.skipped
+    if ops.reads_codes:
+        join_maps(model)
     return model.to(device).eval()
 
 

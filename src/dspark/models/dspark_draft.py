@@ -16,7 +16,7 @@ from dspark.models.decoder import Decoder
 from dspark.ops.draw import DrawKind, DrawParams
 from dspark.ops.markov import MarkovHead
 from dspark.ops.opset import OpSet
-from dspark.ops.rope import rotations
+from dspark.ops.rope import Turn
 from dspark.parallel.group import ALONE, RankGroup
 
 
@@ -60,10 +60,10 @@ class DsparkDraft(nn.Module):
             (store key, rows [N, K]) for each stage.
         """
         main = self.quantise(self.main_norm(self.main_proj(self.quantise(target_hidden))))
-        turns: dict[RopePlan, tuple[Tensor, Tensor]] = {}
+        turns: dict[RopePlan, Turn] = {}
         for stage in self.stages:
             if stage.attn.plan.rope not in turns:
-                turns[stage.attn.plan.rope] = rotations(positions, stage.attn.freqs)
+                turns[stage.attn.plan.rope] = self.ops.rotations(positions, stage.attn.freqs)
         return [(stage.plan.name, stage.attn.window_rows(main, turns[stage.attn.plan.rope])) for stage in self.stages]
 
     def forward(self, token_ids: Tensor, view: StateView, target: Decoder) -> DraftHidden:

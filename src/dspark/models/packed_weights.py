@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from dspark.checkpoint.folder import TensorSource
 from dspark.checkpoint.load import stored_values
 from dspark.checkpoint.plan import TensorPlan
+from dspark.layers.attention import Attention
 from dspark.layers.linear import GroupedLinear, Linear
 from dspark.layers.moe import RoutedExperts, Router
 from dspark.models.names import Place, place_of
@@ -49,6 +50,13 @@ def fill_packed(model: nn.Module, path: str, source: TensorSource, plans: Sequen
     is_stack = isinstance(module, RoutedExperts)
     del module._parameters[leaf]
     setattr(module, leaf, _joined(packed, is_stack))
+
+
+def join_maps(model: nn.Module) -> None:
+    """Let maps that read the same rows share a weight; once all weights are in their places."""
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.join_maps()
 
 
 def _number(expert: int | None) -> int:

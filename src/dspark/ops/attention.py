@@ -1,15 +1,47 @@
 """Attention of each row over its own gathered keys, with a sink in the denominator."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dspark.ops.linear import batched_product
+from dspark.ops.norm import rms_norm
+from dspark.ops.rope import Turn, apply_rope
 
 KEY_CHUNK = 128
 
+Sources = list[tuple[Tensor, Tensor]]
 
-def sparse_attention(q: Tensor, sources: list[tuple[Tensor, Tensor]], sink: Tensor, scale: float) -> Tensor:
+
+def attend_of(
+    norm: Callable[[Tensor, Tensor | None, float], Tensor],
+    rope: Callable[[Tensor, Tensor, Tensor], Tensor],
+    over_keys: Callable[[Tensor, Sources, Tensor, float], Tensor],
+) -> Callable[..., Tensor]:
+    """Attention of projected queries from its parts: `rms_norm`, `apply_rope` and `sparse_attention` of one set."""
+
+    def attend(
+        q: Tensor, turn: Turn, sources: Sources, sink: Tensor, scale: float, norm_eps: float | None = None
+    ) -> Tensor:
+        """Queries are normalised head by head and turned; what they find is turned back.
+
+        Args:
+            q: [T, H, K]. turn: rotations of the query positions.
+            sources, sink, scale: see `sparse_attention`. norm_eps: None where heads are not normalised.
+        Returns:
+            [T, H, K] in the dtype of `q`.
+        """
+        cos, sin = turn
+        if norm_eps is not None:
+            q = norm(q, None, norm_eps)
+        return rope(over_keys(rope(q, cos, sin), sources, sink, scale), cos, -sin)
+
+    return attend
+
+
+def sparse_attention(q: Tensor, sources: Sources, sink: Tensor, scale: float) -> Tensor:
     """softmax over the keys that `sources` name, values equal to keys, one key head shared by all query heads.
 
     Keys are taken in chunks of KEY_CHUNK and the chunks are added one after the other, so a longer index
@@ -43,7 +75,10 @@ def sparse_attention(q: Tensor, sources: list[tuple[Tensor, Tensor]], sink: Tens
     return (total / denominator.unsqueeze(-1)).to(q.dtype)
 
 
-def gather_keys(sources: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+attend = attend_of(rms_norm, apply_rope, sparse_attention)
+
+
+def gather_keys(sources: Sources) -> tuple[Tensor, Tensor]:
     """Keys [T, J, K] float32 of all sources side by side and their mask [T, J] (True = no key); J in whole chunks."""
     index = torch.cat([index for _, index in sources], dim=1)
     keys = torch.cat([rows[index.clamp(min=0)].float() for rows, index in sources], dim=1)

@@ -4,11 +4,23 @@ import torch
 from torch import Tensor
 
 
-def hadamard_matrix(size: int) -> Tensor:
-    """[size, size] float32, entries +-size^-0.5; size is a power of two."""
+def hadamard(rows: Tensor) -> Tensor:
+    """Transform of the last dimension: entries +-size^-0.5, in float32, rounded once.
+
+    Each step adds and subtracts the elements that differ in the lowest bit of their place and makes that bit the
+    highest; after as many steps as a place has bits, the places are in order again.
+
+    Args:
+        rows: [..., size], size a power of two.
+    Returns:
+        The same shape and dtype.
+    Raises:
+        ValueError: another size.
+    """
+    size = rows.shape[-1]
     if size & (size - 1):
         raise ValueError(f"a Hadamard transform needs a power of two, not {size}")
-    matrix = torch.ones(1, 1)
-    while matrix.shape[0] < size:
-        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)), 0)
-    return matrix * size**-0.5
+    wide = rows.float()
+    for _ in range(size.bit_length() - 1):
+        wide = torch.cat((wide[..., ::2] + wide[..., 1::2], wide[..., ::2] - wide[..., 1::2]), dim=-1)
+    return (wide * size**-0.5).to(rows.dtype)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dspark.ops.kept_rows import added
 from dspark.ops.linear import linear
 
 SCORE_CHUNK = 64
@@ -23,14 +24,21 @@ class IndexKeys(NamedTuple):
     owners: Tensor
 
 
-def index_scores(q: Tensor, weights: Tensor, keys: IndexKeys) -> Tensor:
+def head_weights(q: Tensor, sums: Tensor, column: int) -> Tensor:
+    """Weights [T, H] float32 of a query's heads q [T, H, K]: columns of sums [S, T, N], scaled; may be negative."""
+    heads, size = q.shape[1:]
+    return added(sums, column, heads, q.dtype).float() * (size**-0.5 * heads**-0.5)
+
+
+def index_scores(q: Tensor, sums: Tensor, column: int, keys: IndexKeys) -> Tensor:
     """Score of every compressed row of its request for every query: sum over heads of weight * relu(q . k).
 
     Args:
-        q: [T, H, K]. weights: [T, H] float32, may be negative.
+        q: [T, H, K]. sums, column: see `head_weights`.
     Returns:
         [T, C] float32; beyond a request's own keys the scores are zero.
     """
+    weights = head_weights(q, sums, column)
     scores = q.new_zeros(q.shape[0], keys.places.shape[1], dtype=torch.float32)
     counts = torch.bincount(keys.owners, minlength=keys.places.shape[0]).tolist()
     for places, own_q, own_weights, own_scores in zip(
@@ -45,14 +53,18 @@ def index_scores(q: Tensor, weights: Tensor, keys: IndexKeys) -> Tensor:
     return scores
 
 
-def pick_rows(scores: Tensor, allowed: Tensor, count: int) -> Tensor:
-    """The `count` best allowed rows of each query, ascending, -1 where there are fewer.
+def pick_rows(scores: Tensor, visible: Tensor, candidates: Tensor | None, count: int) -> Tensor:
+    """The `count` best rows of each query that it sees, ascending, -1 where there are fewer.
 
     Args:
-        scores: [T, C]. allowed: [T, C] bool. count: rows to pick.
+        scores: [T, C]. visible: [T] int64, rows that each query sees. count: rows to pick.
+        candidates: [T, C or more] bool, rows to choose from; None for all.
     Returns:
         [T, count] int64.
     """
+    allowed = torch.arange(scores.shape[1], device=scores.device) < visible.unsqueeze(-1)
+    if candidates is not None:
+        allowed = allowed & candidates[:, : scores.shape[1]]
     if scores.shape[1] < count:
         missing = count - scores.shape[1]
         scores, allowed = F.pad(scores, (0, missing)), F.pad(allowed, (0, missing))

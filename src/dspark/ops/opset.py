@@ -9,16 +9,17 @@ from torch import Tensor
 
 from dspark.ops import (
     attention,
-    compress,
     draw,
     engram,
     experts,
     hyper,
     index,
+    kept_rows,
     linear,
     markov,
     norm,
     parts,
+    places,
     quantise,
     rope,
     route,
@@ -40,17 +41,22 @@ class OpSet:
     linear: Callable[[Tensor, Tensor], Tensor]
     linear_wide: Callable[[Tensor, Tensor], Tensor]
     grouped_linear: Callable[[Tensor, Tensor, int], Tensor]
-    sparse_attention: Callable[[Tensor, list[tuple[Tensor, Tensor]], Tensor, float], Tensor]
+    attend: Callable[..., Tensor]
     mixture: Callable[..., Tensor]
-    index_scores: Callable[[Tensor, Tensor, index.IndexKeys], Tensor]
-    pick_rows: Callable[[Tensor, Tensor, int], Tensor]
+    index_scores: Callable[[Tensor, Tensor, int, index.IndexKeys], Tensor]
+    pick_rows: Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
     quantise_fp8: Callable[[Tensor, int], Tensor]
     quantise_fp4: Callable[[Tensor, int], Tensor]
     quantise_fp4_e4m3: Callable[[Tensor, int], Tensor]
     stored: Callable[[Tensor, str], Tensor]
     rms_norm: Callable[[Tensor, Tensor | None, float], Tensor]
-    apply_rope: Callable[[Tensor, Tensor, Tensor], Tensor]
-    pool_groups: Callable[[Tensor, Tensor], Tensor]
+    rotations: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    joint_sums: Callable[..., Tensor]
+    form_rows: Callable[..., Tensor]
+    key_rows: Callable[..., Tensor]
+    latents: Callable[..., tuple[Tensor, Tensor]]
+    keep_rows: Callable[..., None]
+    compress: Callable[..., Tensor]
     gate_and_up: Callable[[Tensor, float], Tensor]
     embed_streams: Callable[[Tensor, Tensor, int, torch.dtype], Tensor]
     read_streams: Callable[..., hyper.HalfInput]
@@ -61,6 +67,10 @@ class OpSet:
     engram_gate: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     route_rows: Callable[..., route.Route]
     write_rows: Callable[[Tensor, Tensor, Tensor], None]
+    window_places: Callable[[Tensor, Tensor, int, int], Tensor]
+    visible_places: Callable[[places.RowPlaces, int, int, int], Tensor]
+    page_places: Callable[[Tensor, Tensor, Tensor, int], Tensor]
+    group_places: Callable[[places.RowPlaces, int, int, int, int, int], places.GroupPlaces]
     sum_parts: Callable[[Tensor], Tensor]
     draw_rows: Callable[[Tensor, Tensor, Tensor, draw.DrawParams, draw.DrawKind], Tensor]
     draw_blocks: Callable[..., Tensor]
@@ -74,7 +84,7 @@ TORCH_OPS = OpSet(
     linear=linear.linear,
     linear_wide=linear.linear_wide,
     grouped_linear=linear.grouped_linear,
-    sparse_attention=attention.sparse_attention,
+    attend=attention.attend,
     mixture=experts.mixture,
     index_scores=index.index_scores,
     pick_rows=index.pick_rows,
@@ -83,8 +93,13 @@ TORCH_OPS = OpSet(
     quantise_fp4_e4m3=quantise.quantise_fp4_e4m3,
     stored=lambda weight, storage: weight,
     rms_norm=norm.rms_norm,
-    apply_rope=rope.apply_rope,
-    pool_groups=compress.pool_groups,
+    rotations=rope.rotations,
+    joint_sums=kept_rows.joint_sums,
+    form_rows=kept_rows.TORCH_ROWS.form_rows,
+    key_rows=kept_rows.TORCH_ROWS.key_rows,
+    latents=kept_rows.TORCH_ROWS.latents,
+    keep_rows=kept_rows.TORCH_ROWS.keep_rows,
+    compress=kept_rows.TORCH_ROWS.compress,
     gate_and_up=experts.gate_and_up,
     embed_streams=hyper.embed_streams,
     read_streams=hyper.TORCH_READER.read_streams,
@@ -99,6 +114,10 @@ TORCH_OPS = OpSet(
     draw_blocks=markov.draw_blocks,
     confidence_logits=markov.confidence_logits,
     judge_drafts=verdict.judge_drafts,
+    window_places=places.window_places,
+    visible_places=places.visible_places,
+    page_places=places.page_places,
+    group_places=places.group_places,
     sum_parts=parts.sum_parts,
 )
 

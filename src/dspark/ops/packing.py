@@ -127,6 +127,27 @@ def join_rows(weights: Sequence[PackedWeight]) -> PackedWeight:
     return replace(first, codes=codes, scales=scales, num_rows=sum(weight.num_rows for weight in weights))
 
 
+Weight = Tensor | PackedWeight
+
+
+def join_weights(weights: Sequence[Weight]) -> tuple[Weight, list[Weight]] | None:
+    """One weight whose rows are those of several, and they as parts of its memory; None where storage forbids it."""
+    if len(weights) < 2:
+        return None
+    plain = [weight.detach() for weight in weights if isinstance(weight, Tensor) and weight.dtype == torch.bfloat16]
+    if len(plain) == len(weights):
+        whole = torch.cat(plain)
+        return whole, list(whole.split([weight.shape[0] for weight in plain]))
+    packed = [weight for weight in weights if isinstance(weight, PackedWeight)]
+    is_whole = all(weight.num_rows % _PAD_ROWS == 0 for weight in packed[:-1])
+    forms = {(weight.kind, weight.depth, weight.scale_rows) for weight in packed}
+    if len(packed) < len(weights) or len(forms) > 1 or not is_whole:
+        return None
+    joined = join_rows(packed)
+    parts = joined.codes.split([weight.codes.shape[1] for weight in packed], dim=1)
+    return joined, [replace(weight, codes=codes) for weight, codes in zip(packed, parts, strict=True)]
+
+
 def stack_experts(weights: Sequence[PackedWeight]) -> PackedWeight:
     """One stack of the experts that follow each other in `weights`, all of one kind and shape."""
     first = weights[0]

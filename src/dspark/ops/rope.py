@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+Turn = tuple[Tensor, Tensor]  # cos and sin of `rotations`
+
 
 @dataclass(frozen=True)
 class YarnPlan:

@@ -4,40 +4,15 @@ They serve short spans only (at most `max_query_len` rows of a request). Then a 
 those rows reach at the same time, so rows are written first and every window is read in place.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from dspark.ops.attention import KEY_CHUNK, Sources
+from dspark.ops.compress import GroupRows
 from dspark.ops.index import SCORE_CHUNK, IndexKeys
+from dspark.ops.opset import OpSet
+from dspark.ops.places import GroupPlaces, RowPlaces, ring_places
 from dspark.state.model_state import ModelState, tail_key
-
-WriteRows = Callable[[Tensor, Tensor, Tensor], None]
-
-
-@dataclass(frozen=True)
-class RowPlaces:
-    """Where the T rows of a pass belong; a row of padding has slot -1, reads nothing and writes nothing.
-
-    Attributes:
-        positions, slots: [T] int64.
-        owners: [T] int64, the row's request as a row of `pages`; a request's rows lie together.
-        pages: [R, P] int64, pages of the requests; what stands behind a request's own pages is not read.
-    """
-
-    positions: Tensor
-    slots: Tensor
-    owners: Tensor
-    pages: Tensor
-
-
-def ring_places(slots: Tensor, positions: Tensor, ring_rows: int) -> Tensor:
-    """Places in a flattened ring store of tokens; -1 for a negative slot or position.
-
-    Example: with 133 rows a slot, position 200 of slot 2 is at 2 * 133 + 200 % 133 = 333.
-    """
-    return torch.where((slots < 0) | (positions < 0), -1, slots * ring_rows + positions % ring_rows)
 
 
 class RowView:
@@ -46,72 +21,61 @@ class RowView:
     Args:
         places: where the rows belong.
         capacity: positions that a request may have; indices over compressed rows are that long.
-        write_rows: see `dspark.ops.rows.write_rows`.
+        ops: of the model, for index arithmetic and writes.
     """
 
-    def __init__(self, state: ModelState, places: RowPlaces, capacity: int, write_rows: WriteRows) -> None:
+    def __init__(self, state: ModelState, places: RowPlaces, capacity: int, ops: OpSet) -> None:
         self.state = state
         self.places = places
         self.capacity = capacity
         self.positions = places.positions
-        self._write_rows = write_rows
+        self._ops = ops
         # Layers ask for the same few indices again and again: by ring rows, by reach or window, by ratio.
         self._writes: dict[int, Tensor] = {}
         self._windows: dict[tuple[int, int], Tensor] = {}
-        self._groups: dict[tuple[int, int, int], Tensor] = {}
-        self._appends: dict[int, Tensor] = {}
+        self._groups: dict[tuple[int, int, int], GroupPlaces] = {}
+        self._group_positions: dict[int, Tensor] = {}
         self._visible: dict[int, Tensor] = {}
+        self._visible_places: dict[int, Tensor] = {}
         self._keys: dict[int, Tensor] = {}
 
-    def _write_ring(self, ring: Tensor, rows: Tensor) -> Tensor:
-        """Keep the pass's rows: the flattened ring [N, K] with them in it."""
-        count = ring.shape[1]
-        if count not in self._writes:
-            self._writes[count] = ring_places(self.places.slots, self.positions, count)
-        flat = ring.view(-1, ring.shape[2])
-        self._write_rows(flat, self._writes[count], rows)
-        return flat
-
-    def window_keys(self, key: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def window_keys(self, key: str, rows: Tensor) -> Sources:
         """See `StateView.window_keys`."""
         ring = self.state.rings[key]
-        memo = (self.state.window_reach[key], ring.shape[1])
-        if memo not in self._windows:
-            back = torch.arange(1 - memo[0], 1, device=self.state.device)
-            self._windows[memo] = self._reached(back, ring.shape[1])
-        return self._write_ring(ring, rows), self._windows[memo]
+        window, count = self.state.window_reach[key], ring.shape[1]
+        slots, positions = self.places.slots, self.positions
+        if count not in self._writes:
+            self._writes[count] = ring_places(slots, positions, count)
+        if (window, count) not in self._windows:
+            self._windows[window, count] = self._ops.window_places(slots, positions, window, count)
+        flat = ring.view(-1, ring.shape[2])
+        self._ops.write_rows(flat, self._writes[count], rows)
+        return [(flat, self._windows[window, count])]
 
-    def _reached(self, back: Tensor, ring_rows: int) -> Tensor:
-        """Ring places [T, J] of the tokens at the rows' positions + back [J]."""
-        return ring_places(self.places.slots.unsqueeze(-1), self.positions.unsqueeze(-1) + back, ring_rows)
-
-    def _completes(self, ratio: int) -> Tensor:
-        """[T] whether a row is the last of its group."""
-        return ((self.positions + 1) % ratio == 0) & (self.places.slots >= 0)
-
-    def group_positions(self, ratio: int) -> Tensor:
-        """See `StateView.group_positions`: one group a row; what a row gives that completes none is not kept."""
-        return self.positions - self.positions % ratio
-
-    def group_inputs(self, key: str, rows: Tensor, ratio: int, reach: int) -> tuple[Tensor, Tensor]:
-        """See `StateView.group_inputs`; for a row that completes no group none exists."""
-        ring = self.state.rings[tail_key(key)]
-        flat = self._write_ring(ring, rows)
-        memo = (ratio, reach, ring.shape[1])
+    def groups(self, key: str, ratio: int, reach: int) -> GroupRows:
+        """See `StateView.groups`: one group a row; what a row gives that completes none is not kept."""
+        ring = self.state.rings.get(tail_key(key))
+        tail = None if ring is None else ring.view(-1, ring.shape[2])
+        ring_rows, num_places = (0, 0) if ring is None else (ring.shape[1], ring.shape[0] * ring.shape[1])
+        memo = ratio, reach, ring_rows
         if memo not in self._groups:
-            back = torch.arange(1 - reach, 1, device=self.state.device)
-            index = self._reached(back, ring.shape[1])
-            self._groups[memo] = index.masked_fill_(~self._completes(ratio).unsqueeze(-1), -1)
+            page_rows = self.state.page_tokens // ratio
+            self._groups[memo] = self._ops.group_places(
+                self.places, ratio, reach, max(ring_rows, 1), num_places, page_rows
+            )
+        if ratio not in self._group_positions:
+            self._group_positions[ratio] = self.positions - self.positions % ratio
         index = self._groups[memo]
-        exists = index >= 0
-        return flat[index.clamp(min=0)].masked_fill_(~exists.unsqueeze(-1), 0.0), exists
-
-    def append(self, key: str, ratio: int, rows: Tensor) -> None:
-        """See `StateView.append`."""
-        if ratio not in self._appends:
-            groups = (self.positions // ratio).masked_fill(~self._completes(ratio), -1)
-            self._appends[ratio] = self.addresses(ratio, groups.unsqueeze(-1)).squeeze(-1)
-        self._write_rows(self.state.appends[key], self._appends[ratio], rows)
+        return GroupRows(
+            self._group_positions[ratio],
+            self.positions,
+            self.state.appends[key],
+            index.places,
+            tail,
+            index.kept,
+            index.members,
+            at_once=True,
+        )
 
     def appended(self, key: str) -> Tensor:
         """See `StateView.appended`."""
@@ -127,12 +91,18 @@ class RowView:
         """See `StateView.max_visible`."""
         return self.capacity // ratio
 
+    def visible_places(self, ratio: int) -> Tensor:
+        """See `StateView.visible_places`; in whole key chunks."""
+        if ratio not in self._visible_places:
+            count = -(-max(self.max_visible(ratio), 1) // KEY_CHUNK) * KEY_CHUNK
+            page_rows = self.state.page_tokens // ratio
+            self._visible_places[ratio] = self._ops.visible_places(self.places, ratio, page_rows, count)
+        return self._visible_places[ratio]
+
     def addresses(self, ratio: int, rows: Tensor) -> Tensor:
         """See `StateView.addresses`."""
-        per_page = self.state.page_tokens // ratio
-        known = rows.clamp(min=0)
-        pages = self.places.pages[self.places.owners.unsqueeze(-1), known // per_page]
-        return torch.where(rows >= 0, pages * per_page + known % per_page, -1)
+        page_rows = self.state.page_tokens // ratio
+        return self._ops.page_places(rows, self.places.owners, self.places.pages, page_rows)
 
     def index_keys(self, key: str, ratio: int) -> IndexKeys:
         """See `StateView.index_keys`; keys that a request does not have yet have places all the same."""
@@ -150,33 +120,30 @@ class BlockRowView:
 
     Args:
         starts: [R] int64, the position of each block's first row. slots: [R] int64, -1 for padding.
+        ops: of the model, for index arithmetic.
     """
 
-    def __init__(self, state: ModelState, starts: Tensor, slots: Tensor, block_size: int) -> None:
+    def __init__(self, state: ModelState, starts: Tensor, slots: Tensor, block_size: int, ops: OpSet) -> None:
         self.state = state
         self.starts = starts
         self.slots = slots
         self.block_size = block_size
         self.positions = (starts.unsqueeze(-1) + torch.arange(block_size, device=state.device)).flatten()
+        self._ops = ops
+        self._own = block_rows(starts.shape[0], block_size, state.device)
         self._windows: dict[tuple[int, int], Tensor] = {}
 
-    def window_keys(self, key: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def window_keys(self, key: str, rows: Tensor) -> Sources:
         """See `DraftView.window_keys`."""
         ring = self.state.rings[key]
         memo = (self.state.window_reach[key], ring.shape[1])
         if memo not in self._windows:
-            self._windows[memo] = self._block_index(*memo)
-        kept = ring[self.slots.clamp(min=0)].flatten(0, 1)
-        return torch.cat((kept, rows.to(ring.dtype))), self._windows[memo]
+            slots, last = (part.repeat_interleave(self.block_size) for part in (self.slots, self.starts - 1))
+            self._windows[memo] = self._ops.window_places(slots, last, *memo)
+        return [(ring.view(-1, ring.shape[2]), self._windows[memo]), (rows.to(ring.dtype), self._own)]
 
-    def _block_index(self, window: int, ring_rows: int) -> Tensor:
-        """[R * G, W + G]: places in [rings of the requests, rows of the blocks]."""
-        num_requests = self.starts.shape[0]
-        number = torch.arange(num_requests, device=self.state.device)
-        back = torch.arange(-window, 0, device=self.state.device)
-        kept = ring_places(
-            number.masked_fill(self.slots < 0, -1).unsqueeze(-1), self.starts.unsqueeze(-1) + back, ring_rows
-        )
-        own = torch.arange(num_requests * self.block_size, device=self.state.device).view(num_requests, -1)
-        index = torch.cat((kept, own + num_requests * ring_rows), dim=1)
-        return index.repeat_interleave(self.block_size, dim=0)
+
+def block_rows(num_blocks: int, block_size: int, device: torch.device) -> Tensor:
+    """[R * G, G]: the rows of its own block for every row of R blocks."""
+    own = torch.arange(num_blocks * block_size, device=device).view(num_blocks, block_size)
+    return own.repeat_interleave(block_size, dim=0)

@@ -59,7 +59,7 @@ class RowMap:
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
-    def locate(self, owners: Tensor, positions: Tensor, ring_rows: int) -> Tensor:
+    def locate(self, owners: Tensor, positions: Tensor, ring_rows: int, num_slots: int | None = None) -> Tensor:
         """Where a token's row lies in [rings of the pass's requests, rows of the pass].
 
         The ring part has len(spans) * ring_rows rows. Example: with 133 ring rows, request 1 and start 200, position
@@ -67,12 +67,14 @@ class RowMap:
 
         Args:
             owners, positions: int64 of one shape; a negative position is no token.
+            num_slots: slots of the store; with it the place is in [all rings of the store, rows of the pass].
         Returns:
             the same shape, -1 where there is no token.
         """
         first = self.starts[owners]
-        fresh = len(self.spans) * ring_rows + self.offset_of[owners] + positions - first
-        kept = owners * ring_rows + positions % ring_rows
+        num_rings, rings = (len(self.spans), owners) if num_slots is None else (num_slots, self.slots[owners])
+        fresh = num_rings * ring_rows + self.offset_of[owners] + positions - first
+        kept = rings * ring_rows + positions % ring_rows
         return torch.where(positions < 0, -1, torch.where(positions >= first, fresh, kept))
 
     def ring_writes(self, ring_rows: int) -> tuple[Tensor, Tensor]:

@@ -3,8 +3,12 @@
 import torch
 from torch import Tensor
 
+from dspark.ops.attention import KEY_CHUNK, Sources
+from dspark.ops.compress import GroupRows
 from dspark.ops.index import SCORE_CHUNK, IndexKeys
+from dspark.ops.places import page_places
 from dspark.state.model_state import ModelState, tail_key
+from dspark.state.row_views import block_rows
 from dspark.state.spans import RowMap, Span
 
 
@@ -29,27 +33,31 @@ class PassView:
         self._writes: dict[int, tuple[Tensor, Tensor]] = {}
         self._windows: dict[tuple[int, int], Tensor] = {}
         self._groups: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._group_members: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
         self._visible: dict[int, Tensor] = {}
+        self._visible_places: dict[int, Tensor] = {}
         self._key_places: dict[int, Tensor] = {}
         longest = max(len(span.request.pages) for span in spans)
         tables = [span.request.pages + [0] * (longest - len(span.request.pages)) for span in spans]
         self._page_table = torch.tensor(tables, dtype=torch.int64, device=state.device).view(len(spans), longest)
 
-    def window_keys(self, key: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def window_keys(self, key: str, rows: Tensor) -> Sources:
         """See `StateView.window_keys`."""
         ring = self.state.rings[key]
         joined = self._write_ring(ring, rows)
-        return joined, self._window_index(self.state.window_reach[key], ring.shape[1])
+        return [(joined, self._window_index(self.state.window_reach[key], ring.shape[1]))]
 
     def _write_ring(self, ring: Tensor, rows: Tensor) -> Tensor:
         """Ring rows of the pass's requests, then the pass's own: [N, K]; afterwards the ring keeps the own ones."""
         joined = torch.cat((ring[self.rows.slots].flatten(0, 1), rows.to(ring.dtype)))
-        ring_rows = ring.shape[1]
-        if ring_rows not in self._writes:
-            self._writes[ring_rows] = self.rows.ring_writes(ring_rows)
-        kept, places = self._writes[ring_rows]
+        kept, places = self._ring_writes(ring.shape[1])
         ring.view(-1, ring.shape[2])[places] = rows[kept].to(ring.dtype)
         return joined
+
+    def _ring_writes(self, ring_rows: int) -> tuple[Tensor, Tensor]:
+        if ring_rows not in self._writes:
+            self._writes[ring_rows] = self.rows.ring_writes(ring_rows)
+        return self._writes[ring_rows]
 
     def _window_index(self, window: int, ring_rows: int) -> Tensor:
         """[T, W] places of each query's window in the joined rows, oldest first."""
@@ -78,25 +86,31 @@ class PassView:
             self._groups[ratio] = (tensors[0], tensors[1], tensors[2])
         return self._groups[ratio]
 
-    def group_positions(self, ratio: int) -> Tensor:
-        """See `StateView.group_positions`."""
-        return self._completed(ratio)[1]
-
-    def group_inputs(self, key: str, rows: Tensor, ratio: int, reach: int) -> tuple[Tensor, Tensor]:
-        """See `StateView.group_inputs`."""
-        ring = self.state.rings[tail_key(key)]
-        joined = self._write_ring(ring, rows)
-        owners, first, _ = self._completed(ratio)
-        positions = first.unsqueeze(-1) + torch.arange(ratio - reach, ratio, device=self.state.device)
-        index = self.rows.locate(owners.unsqueeze(-1).expand_as(positions), positions, ring.shape[1])
-        exists = index >= 0
-        # A row that does not exist weighs nothing, but zero times what is not a number is not zero.
-        return joined[index.clamp(min=0)].masked_fill_(~exists.unsqueeze(-1), 0.0), exists
-
-    def append(self, key: str, ratio: int, rows: Tensor) -> None:
-        """See `StateView.append`."""
+    def groups(self, key: str, ratio: int, reach: int) -> GroupRows:
+        """See `StateView.groups`."""
+        owners, first, places = self._completed(ratio)
+        ring = self.state.rings.get(tail_key(key))
+        if ring is None:
+            tail, kept, members = None, places[:0], places[:0]
+        else:
+            tail = ring.view(-1, ring.shape[2])
+            kept, members = self._group_places(owners, first, ratio, reach, ring)
         store = self.state.appends[key]
-        store[self._completed(ratio)[2]] = rows.to(store.dtype)
+        return GroupRows(first, self.positions, store, places, tail, kept, members, at_once=False)
+
+    def _group_places(
+        self, owners: Tensor, first: Tensor, ratio: int, reach: int, ring: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Places [T] of the pass's rows in a flattened tail ring, and those [C, reach] of the groups' members."""
+        memo = ratio, reach, ring.shape[1]
+        if memo not in self._group_members:
+            written, places = self._ring_writes(ring.shape[1])
+            kept = torch.full_like(self.positions, -1).index_copy_(0, written, places)
+            positions = first.unsqueeze(-1) + torch.arange(ratio - reach, ratio, device=self.state.device)
+            owners = owners.unsqueeze(-1).expand_as(positions)
+            members = self.rows.locate(owners, positions, ring.shape[1], num_slots=ring.shape[0])
+            self._group_members[memo] = kept, members
+        return self._group_members[memo]
 
     def appended(self, key: str) -> Tensor:
         """See `StateView.appended`."""
@@ -113,14 +127,18 @@ class PassView:
         """See `StateView.max_visible`."""
         return max(span.stop // ratio for span in self.rows.spans)
 
+    def visible_places(self, ratio: int) -> Tensor:
+        """See `StateView.visible_places`; in whole key chunks."""
+        if ratio not in self._visible_places:
+            count = -(-max(self.max_visible(ratio), 1) // KEY_CHUNK) * KEY_CHUNK
+            every = torch.arange(count, device=self.state.device).expand(self.positions.shape[0], -1)
+            seen = torch.where(every < self.visible(ratio).unsqueeze(-1), every, -1)
+            self._visible_places[ratio] = self.addresses(ratio, seen)
+        return self._visible_places[ratio]
+
     def addresses(self, ratio: int, rows: Tensor) -> Tensor:
         """See `StateView.addresses`."""
-        per_page = self.state.page_tokens // ratio
-        known = rows.clamp(min=0)
-        pages = self._page_table[
-            self.rows.owners.unsqueeze(-1), (known // per_page).clamp_(max=self._page_table.shape[1] - 1)
-        ]
-        return torch.where(rows >= 0, pages * per_page + known % per_page, -1)
+        return page_places(rows, self.rows.owners, self._page_table, self.state.page_tokens // ratio)
 
     def index_keys(self, key: str, ratio: int) -> IndexKeys:
         """See `StateView.index_keys`."""
@@ -144,21 +162,21 @@ class DraftView:
         self.state = state
         self.rows = RowMap(spans, 0, state.device)
         self.positions = self.rows.positions
+        self._own = block_rows(len(spans), spans[0].num_rows, state.device)
         self._windows: dict[tuple[int, int], Tensor] = {}
 
-    def window_keys(self, key: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def window_keys(self, key: str, rows: Tensor) -> Sources:
         """Context window and own block for every query of a block; nothing is kept."""
         ring = self.state.rings[key]
         memo = (self.state.window_reach[key], ring.shape[1])
         if memo not in self._windows:
-            self._windows[memo] = self._block_index(*memo)
-        return torch.cat((ring[self.rows.slots].flatten(0, 1), rows.to(ring.dtype))), self._windows[memo]
+            self._windows[memo] = self._context_index(*memo)
+        return [(ring[self.rows.slots].flatten(0, 1), self._windows[memo]), (rows.to(ring.dtype), self._own)]
 
-    def _block_index(self, window: int, ring_rows: int) -> Tensor:
-        """[N, W + G]: the window that ends at the last committed position, then all rows of the own block."""
-        block = self.rows.spans[0].num_rows
-        reach = torch.arange(-window, block, device=self.state.device)
-        positions = self.rows.starts[self.rows.owners].unsqueeze(-1) + reach
+    def _context_index(self, window: int, ring_rows: int) -> Tensor:
+        """[N, W] places of the window that ends at the last committed position."""
+        back = torch.arange(-window, 0, device=self.state.device)
+        positions = self.rows.starts[self.rows.owners].unsqueeze(-1) + back
         return self.rows.locate(self.rows.owners.unsqueeze(-1).expand_as(positions), positions, ring_rows)
 
 

@@ -4,9 +4,12 @@ Where the inference views hand out row numbers, these hand out boolean masks [B 
 twin of sparse attention reads them.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from dspark.ops.attention import Sources
 from dspark.ops.index import IndexKeys
 
 
@@ -29,27 +32,14 @@ class SequenceView:
         self._window = ((back >= 0) & (back < window)).unsqueeze(0)
         self._rows: dict[str, Tensor] = {}
 
-    def window_keys(self, key: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def window_keys(self, key: str, rows: Tensor) -> Sources:
         """See `StateView.window_keys`; the index is a mask [1, S, S]."""
-        return rows, self._window
+        return [(rows, self._window)]
 
-    def group_positions(self, ratio: int) -> Tensor:
-        """See `StateView.group_positions`."""
-        return self.step[::ratio].repeat(self.batch)
-
-    def group_inputs(self, key: str, rows: Tensor, ratio: int, reach: int) -> tuple[Tensor, Tensor]:
-        """See `StateView.group_inputs`."""
-        groups = rows.view(self.batch, -1, ratio, rows.shape[-1])
-        exists = torch.ones(groups.shape[:3], dtype=torch.bool, device=rows.device)
-        if reach > ratio:
-            groups = torch.cat((torch.roll(groups, 1, dims=1), groups), dim=2)
-            exists = torch.cat((exists, exists), dim=2)
-            exists[:, 0, :ratio] = False
-        return groups.flatten(0, 1), exists.flatten(0, 1)
-
-    def append(self, key: str, ratio: int, rows: Tensor) -> None:
-        """See `StateView.append`."""
-        self._rows[key] = rows
+    def groups(self, key: str, ratio: int, reach: int) -> "WindowGroups":
+        """See `StateView.groups`."""
+        positions = self.step[::ratio].repeat(self.batch)
+        return WindowGroups(positions, self.positions, self.batch, ratio, reach, key, self._rows)
 
     def appended(self, key: str) -> Tensor:
         """See `StateView.appended`: the rows of all windows, [B * C, K]."""
@@ -63,12 +53,16 @@ class SequenceView:
         """See `StateView.max_visible`."""
         return self.length // ratio
 
+    def visible_places(self, ratio: int) -> Tensor:
+        """See `StateView.visible_places`: the mask [1, S, C] of all visible rows."""
+        every = torch.arange(self.length // ratio, device=self.step.device)
+        return (every < ((self.step + 1) // ratio).unsqueeze(1)).unsqueeze(0)
+
     def addresses(self, ratio: int, rows: Tensor) -> Tensor:
         """The mask [B, S, C] of the picked rows [B * S, J], or of all visible rows [1, S, C] where `dense`."""
-        count = self.length // ratio
         if self.dense:
-            every = torch.arange(count, device=rows.device)
-            return (every < ((self.step + 1) // ratio).unsqueeze(1)).unsqueeze(0)
+            return self.visible_places(ratio)
+        count = self.length // ratio
         picked = torch.zeros(rows.shape[0], count + 1, dtype=torch.bool, device=rows.device)
         picked.scatter_(1, torch.where(rows < 0, count, rows), True)
         return picked[:, :count].view(self.batch, self.length, count)
@@ -79,6 +73,33 @@ class SequenceView:
         windows = torch.arange(self.batch, device=rows.device)
         places = torch.arange(rows.shape[0], device=rows.device).view(self.batch, -1)
         return IndexKeys(rows, places, windows.repeat_interleave(self.length))
+
+
+@dataclass(frozen=True)
+class WindowGroups:
+    """`Groups` of whole windows: every row of the pass is a member, and the compressed rows go into `kept` by key."""
+
+    positions: Tensor
+    row_positions: Tensor
+    batch: int
+    ratio: int
+    reach: int
+    key: str
+    kept: dict[str, Tensor]
+
+    def exchange(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Groups.exchange`."""
+        groups = rows.view(self.batch, -1, self.ratio, rows.shape[-1])
+        exists = torch.ones(groups.shape[:3], dtype=torch.bool, device=rows.device)
+        if self.reach > self.ratio:
+            groups = torch.cat((torch.roll(groups, 1, dims=1), groups), dim=2)
+            exists = torch.cat((exists, exists), dim=2)
+            exists[:, 0, : self.ratio] = False
+        return groups.flatten(0, 1), exists.flatten(0, 1)
+
+    def keep(self, rows: Tensor) -> None:
+        """See `Groups.keep`."""
+        self.kept[self.key] = rows
 
 
 class BlockView:
@@ -102,8 +123,8 @@ class BlockView:
         block = (own.unsqueeze(1) == own).expand(batch, -1, -1)
         self._mask = torch.cat((context, block), dim=2)
 
-    def window_keys(self, key: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def window_keys(self, key: str, rows: Tensor) -> Sources:
         """Context and block rows [B * (S + A * G), K] and the mask [B, A * G, S + A * G]."""
         context = self.context[key].view(self.batch, -1, rows.shape[-1])
         joined = torch.cat((context.to(rows.dtype), rows.view(self.batch, -1, rows.shape[-1])), dim=1)
-        return joined.flatten(0, 1), self._mask
+        return [(joined.flatten(0, 1), self._mask)]

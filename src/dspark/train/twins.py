@@ -3,7 +3,7 @@
 They compute the same function as the inference twins up to rounding; they do not keep the row law.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dspark.layers.plans import Storage
-from dspark.ops import compress, engram, experts, hyper, norm, quantise, rope
+from dspark.ops import attention, compress, engram, experts, hyper, index, kept_rows, norm, quantise, rope
 from dspark.ops.index import IndexKeys
 from dspark.ops.opset import TORCH_OPS, OpSet
 from dspark.ops.route import Route
@@ -71,6 +71,11 @@ def grouped_linear(x: Tensor, weight: Tensor, groups: int) -> Tensor:
     """See `dspark.ops.linear.grouped_linear`."""
     pairs = zip(x.chunk(groups, dim=1), weight.chunk(groups), strict=True)
     return torch.cat([linear(part, own) for part, own in pairs], dim=1)
+
+
+def joint_sums(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """See `dspark.ops.kept_rows.joint_sums`."""
+    return torch.cat([linear(x, weight) for weight in weights], dim=1).unsqueeze(0)
 
 
 def quantise_blocks(weight: Tensor, side: int) -> Tensor:
@@ -155,12 +160,12 @@ class DenseOps:
         compressed = weights[..., -mask.shape[-1] :]
         self.recorder.index_losses.append(self.divergence(scores, compressed, mask))
 
-    def index_scores(self, q: Tensor, weights: Tensor, keys: IndexKeys) -> Tensor:
+    def index_scores(self, q: Tensor, sums: Tensor, column: int, keys: IndexKeys) -> Tensor:
         """Scores [B * S, C] of every window's queries against its own compressed rows, window by window in `keys`.
 
         The picks carry no gradient; the scores learn from the divergence that the next attention records.
         """
-        batch = keys.places.shape[0]
+        batch, weights = keys.places.shape[0], index.head_weights(q, sums, column)
         rows = keys.rows.view(batch, -1, keys.rows.shape[-1])
         queries = q.view(batch, -1, *q.shape[1:])
         product = torch.einsum("bqhk,bck->bqhc", queries, rows.to(q.dtype)).relu()
@@ -193,26 +198,34 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
         return torch.compile(function, dynamic=False) if compiled else function
 
     dense = DenseOps(recorder, fuse(masked_softmax), fuse(index_divergence), fuse(expert_inner))
-    gate, norm_rows = fuse(experts.gate_and_up), fuse(norm.rms_norm)
+    gate, norm_rows, turn = fuse(experts.gate_and_up), fuse(norm.rms_norm), fuse(rope.apply_rope)
     fp8, rstd, mix = straight_through(fuse(quantise.quantise_fp8)), fuse(hyper.stream_rstd), fuse(hyper.mix_streams)
     collapse, expand = fuse(hyper.collapse_streams), fuse(hyper.expand_streams)
     reader = hyper.StreamReader(linear, rstd, mix, collapse, expand, norm_rows, fp8)
+    fp4 = straight_through(fuse(quantise.quantise_fp4))
+    fp4_e4m3 = straight_through(fuse(quantise.quantise_fp4_e4m3))
+    quantisers = {"fp8": fp8, "fp4": fp4, "fp4_e4m3": fp4_e4m3}
+    kept = kept_rows.RowOps(norm_rows, turn, quantisers, fuse(compress.pool_groups))
     return replace(
         TORCH_OPS,
         name="training",
         linear=linear,
         linear_wide=lambda x, weight: linear(x.float(), weight),
         grouped_linear=grouped_linear,
-        sparse_attention=dense.sparse_attention,
+        attend=attention.attend_of(norm_rows, turn, dense.sparse_attention),
         mixture=experts.mixture_of(dense.routed_experts, linear, gate),
         index_scores=dense.index_scores,
         quantise_fp8=fp8,
-        quantise_fp4=straight_through(fuse(quantise.quantise_fp4)),
-        quantise_fp4_e4m3=straight_through(fuse(quantise.quantise_fp4_e4m3)),
+        quantise_fp4=fp4,
+        quantise_fp4_e4m3=fp4_e4m3,
         stored=stored_values,
         rms_norm=norm_rows,
-        apply_rope=fuse(rope.apply_rope),
-        pool_groups=fuse(compress.pool_groups),
+        joint_sums=joint_sums,
+        form_rows=kept.form_rows,
+        key_rows=kept.key_rows,
+        latents=kept.latents,
+        keep_rows=kept.keep_rows,
+        compress=kept.compress,
         gate_and_up=gate,
         read_streams=reader.read_streams,
         read_head=reader.read_head,

@@ -1,5 +1,7 @@
 """Linear maps: rows times a bf16 or coded weight, for any number of rows."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -128,6 +130,15 @@ def product_parts(x: Tensor, weight: Tensor | PackedWeight) -> Tensor:
     parts = torch.empty(count, rows.shape[0], weight.shape[1], dtype=torch.float32, device=x.device)
     product(rows, weight, parts, shape, sections=count)
     return parts
+
+
+def joint_sums(x: Tensor, weights: Sequence[Tensor | PackedWeight]) -> Tensor:
+    """See `dspark.ops.kept_rows.joint_sums`; sections of a single weight are left to whoever reads the sums."""
+    weight = weights[0]
+    is_plain = isinstance(weight, Tensor) and weight.dtype == torch.float32
+    if len(weights) > 1 or is_plain or x.dtype == torch.float32 or not x.shape[0]:
+        return torch.cat([linear(x, part) for part in weights], dim=1).unsqueeze(0)
+    return product_parts(x, packed(weight).unsqueeze(0) if isinstance(weight, Tensor) else weight)
 
 
 def result_dtype(x: Tensor, wanted: torch.dtype) -> torch.dtype:

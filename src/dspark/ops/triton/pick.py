@@ -1,7 +1,8 @@
 """Choice of the best compressed rows without a sort: one program a query.
 
 The rank-`count` score is found by halving the range of float32 bit patterns, which is the order of the numbers once
-negative ones are turned around; then one walk in index order takes what is above it, and of its ties the first.
+negative ones are turned around; then one walk in index order takes what is above it, and of its ties the first. Scores
+that fit into one block are read once and stay in registers.
 """
 
 import torch
@@ -9,71 +10,92 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.launch import block_of, packed
 
-_LONGEST_BLOCK = 2048
+_LONGEST_BLOCK = 16384
 _LOWEST = tl.constexpr(-(2**31))
 
 
 @triton.jit
-def _ordered(scores, allowed, row, start, C, BLOCK: tl.constexpr):
+def _ordered(scores, candidates, visible, row, start, C, NARROWED: tl.constexpr, BLOCK: tl.constexpr):
     """Scores as integers in the same order, and which of them may be picked."""
     places = start + tl.arange(0, BLOCK)
-    may = tl.load(allowed + row * C + places, mask=places < C, other=0) != 0
+    may = places < visible
+    if NARROWED:
+        may = may & (tl.load(candidates + row * C + places, mask=may, other=0) != 0)
     # Adding zero makes the two zeros one number.
-    bits = (tl.load(scores + row * C + places, mask=places < C, other=0.0) + 0.0).to(tl.int32, bitcast=True)
+    bits = (tl.load(scores + row * C + places, mask=may, other=0.0) + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF), may
 
 
+@triton.jit
+def _count(keys, may, least):
+    return tl.sum((may & (keys.to(tl.int64) >= least)).to(tl.int32), 0)
+
+
+@triton.jit
+def _take(keys, may, out, start, low, room, ties, taken, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the chosen places of a block in order; returns how many ties and rows there are up to here."""
+    tied = may & (keys.to(tl.int64) == low)
+    number = ties + tl.cumsum(tied.to(tl.int32), 0)
+    chosen = (may & (keys.to(tl.int64) > low)) | (tied & (number <= room))
+    place = taken + tl.cumsum(chosen.to(tl.int32), 0) - 1
+    index = (start + tl.arange(0, BLOCK)).to(tl.int64)
+    tl.store(out + place, index, mask=chosen & (place < COUNT))
+    return ties + tl.sum(tied.to(tl.int32), 0), taken + tl.sum(chosen.to(tl.int32), 0)
+
+
 @triton.jit(do_not_specialize=["C"])
-def _pick(scores, allowed, out, C, COUNT: tl.constexpr, BLOCK: tl.constexpr, BLOCK_OUT: tl.constexpr):
+def _pick(
+    scores, visible, candidates, out, C, COUNT: tl.constexpr, NARROWED: tl.constexpr, BLOCK: tl.constexpr,
+    IS_ONE: tl.constexpr, BLOCK_OUT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    begin(EARLY)
+    seen = tl.minimum(tl.load(visible + row), C)
+    if IS_ONE:
+        keys, may = _ordered(scores, candidates, seen, row, 0, C, NARROWED, BLOCK)
     # The largest threshold that at least COUNT rows reach; the lowest one where there are fewer.
     low = tl.full([], _LOWEST, tl.int64)
     high = tl.full([], 2**31 - 1, tl.int64)
     for _ in range(32):
         middle = (low + high + 1) >> 1
-        reached = 0
-        for start in range(0, C, BLOCK):
-            keys, may = _ordered(scores, allowed, row, start, C, BLOCK)
-            reached += tl.sum((may & (keys.to(tl.int64) >= middle)).to(tl.int32), 0)
+        if IS_ONE:
+            reached = _count(keys, may, middle)
+        else:
+            reached = 0
+            for start in range(0, C, BLOCK):
+                part, allowed = _ordered(scores, candidates, seen, row, start, C, NARROWED, BLOCK)
+                reached += _count(part, allowed, middle)
         low = tl.where(reached >= COUNT, middle, low)
         high = tl.where(reached >= COUNT, high, middle - 1)
-    above = 0
-    for start in range(0, C, BLOCK):
-        keys, may = _ordered(scores, allowed, row, start, C, BLOCK)
-        above += tl.sum((may & (keys.to(tl.int64) > low)).to(tl.int32), 0)
-    room = COUNT - above
-    taken = 0
     ties = 0
-    for start in range(0, C, BLOCK):
-        keys, may = _ordered(scores, allowed, row, start, C, BLOCK)
-        tied = may & (keys.to(tl.int64) == low)
-        number = ties + tl.cumsum(tied.to(tl.int32), 0)
-        ties += tl.sum(tied.to(tl.int32), 0)
-        chosen = (may & (keys.to(tl.int64) > low)) | (tied & (number <= room))
-        place = taken + tl.cumsum(chosen.to(tl.int32), 0) - 1
-        taken += tl.sum(chosen.to(tl.int32), 0)
-        index = (start + tl.arange(0, BLOCK)).to(tl.int64)
-        tl.store(out + row * COUNT + place, index, mask=chosen & (place < COUNT))
+    taken = 0
+    if IS_ONE:
+        room = COUNT - _count(keys, may, low + 1)
+        ties, taken = _take(keys, may, out + row * COUNT, 0, low, room, ties, taken, COUNT, BLOCK)
+    else:
+        above = 0
+        for start in range(0, C, BLOCK):
+            part, allowed = _ordered(scores, candidates, seen, row, start, C, NARROWED, BLOCK)
+            above += _count(part, allowed, low + 1)
+        for start in range(0, C, BLOCK):
+            part, allowed = _ordered(scores, candidates, seen, row, start, C, NARROWED, BLOCK)
+            ties, taken = _take(part, allowed, out + row * COUNT, start, low, COUNT - above, ties, taken, COUNT, BLOCK)
     rest = tl.arange(0, BLOCK_OUT)
     tl.store(out + row * COUNT + rest, tl.full([BLOCK_OUT], -1, tl.int64), mask=(rest >= taken) & (rest < COUNT))
 
 
-def pick_rows(scores: Tensor, allowed: Tensor, count: int) -> Tensor:
+def pick_rows(scores: Tensor, visible: Tensor, candidates: Tensor | None, count: int) -> Tensor:
     """See `dspark.ops.index.pick_rows`."""
     num_rows, width = scores.shape
     out = torch.empty(num_rows, count, dtype=torch.int64, device=scores.device)
     if num_rows:
-        block = min(block_of(width), _LONGEST_BLOCK)
+        block, early = min(block_of(width), _LONGEST_BLOCK), early_launch()
+        narrowed = scores if candidates is None else candidates[:, :width]
         _pick[(num_rows,)](
-            packed(scores),
-            packed(allowed),
-            out,
-            width,
-            count,
-            block,
-            block_of(count),
-            num_warps=4 if block > 512 else 1,
-        )
+            packed(scores), packed(visible), packed(narrowed), out, width, count, candidates is not None, block,
+            block >= width, block_of(count), early, num_warps=min(max(block // 512, 1), 16), launch_pdl=early,
+        )  # fmt: skip
     return out

@@ -12,7 +12,8 @@ from dspark.ops.quantise import FP4_MAX, FP8_MAX
 from dspark.ops.triton.launch import new_output, packed, rounded
 
 _ELEMENTS = 1024  # of one program
-_FP8, _FP4, _FP4_E4M3 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+_FP8, _FP4, _FP4_E4M3, NONE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+KINDS = {"fp8": 0, "fp4": 1, "fp4_e4m3": 2, "none": 3}
 _FP8_LIMIT, _FP4_LIMIT = tl.constexpr(FP8_MAX), tl.constexpr(FP4_MAX)
 _TO_WHOLE = tl.constexpr(1.5 * 2**23)
 _TO_512TH = tl.constexpr(1.5 * 2**14)
@@ -54,25 +55,29 @@ def rounded_fp8(x):
 
 
 @triton.jit
+def fake_quantise(values, KIND: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr):
+    """float32 [GROUPS, GROUP] on the grid of each group's own scale."""
+    if KIND == _FP8:
+        return rounded_fp8(values)
+    largest = tl.max(tl.abs(values), 1)
+    if KIND == _FP4:
+        bits = _power_of_two_ceiling(tl.maximum(largest, _FP4_LIMIT * 2.0**-126) * (1.0 / _FP4_LIMIT))[:, None]
+        scaled = values * _inverse_power(bits).to(tl.float32, bitcast=True)
+        codes = _round_e2m1(tl.minimum(tl.maximum(scaled, -_FP4_LIMIT), _FP4_LIMIT))
+        return codes * bits.to(tl.float32, bitcast=True)
+    sixth = tl.div_rn(tl.maximum(largest, _FP4_LIMIT * 2.0**-9), tl.full([GROUPS], _FP4_LIMIT, tl.float32))
+    scale = tl.broadcast_to(_round_e4m3(tl.minimum(sixth, _FP8_LIMIT))[:, None], [GROUPS, GROUP])
+    scaled = tl.div_rn(values, scale)
+    return _round_e2m1(tl.minimum(tl.maximum(scaled, -_FP4_LIMIT), _FP4_LIMIT)) * scale
+
+
+@triton.jit
 def _quantise(x, out, num_groups, KIND: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr):
     group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     places = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     inside = (group < num_groups)[:, None]
     values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
-    largest = tl.max(tl.abs(values), 1)
-    if KIND == _FP8:
-        found = rounded_fp8(values)
-    elif KIND == _FP4:
-        bits = _power_of_two_ceiling(tl.maximum(largest, _FP4_LIMIT * 2.0**-126) * (1.0 / _FP4_LIMIT))[:, None]
-        scaled = values * _inverse_power(bits).to(tl.float32, bitcast=True)
-        codes = _round_e2m1(tl.minimum(tl.maximum(scaled, -_FP4_LIMIT), _FP4_LIMIT))
-        found = codes * bits.to(tl.float32, bitcast=True)
-    else:
-        sixth = tl.div_rn(tl.maximum(largest, _FP4_LIMIT * 2.0**-9), tl.full([GROUPS], _FP4_LIMIT, tl.float32))
-        scale = tl.broadcast_to(_round_e4m3(tl.minimum(sixth, _FP8_LIMIT))[:, None], [GROUPS, GROUP])
-        scaled = tl.div_rn(values, scale)
-        found = _round_e2m1(tl.minimum(tl.maximum(scaled, -_FP4_LIMIT), _FP4_LIMIT)) * scale
-    tl.store(out + places, found.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + places, fake_quantise(values, KIND, GROUPS, GROUP).to(out.dtype.element_ty), mask=inside)
 
 
 def _launch(x: Tensor, group: int, kind: tl.constexpr) -> Tensor:

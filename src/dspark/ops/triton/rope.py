@@ -1,41 +1,50 @@
-"""Rotation of the last elements of heads: element by element, all heads of a row in one program."""
+"""Factors of a rotation, and the rotation of the last elements of heads inside other kernels."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.ops.triton.launch import block_of, new_output, packed, rounded
-
-_HEADS = 16  # of one program
+from dspark.ops.rope import Turn
+from dspark.ops.triton.early import begin, early_launch
+from dspark.ops.triton.launch import block_of, packed
 
 
 @triton.jit
-def _rotate(x, cos, sin, out, H, K: tl.constexpr, ROPE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr):
+def turn_pairs(x, cos, sin, way, K: tl.constexpr, ROPE: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Rotate the last ROPE of K lanes of a float32 block [ROWS, BLOCK_K], all by the factors at `cos` and `sin`.
+
+    Written as single operations, so that every kernel gives the same bits. `way` is 1, or -1 for the inverse.
+    """
+    even, odd = tl.split(tl.reshape(x, (ROWS, BLOCK_K // 2, 2)))
+    lanes = 2 * tl.arange(0, BLOCK_K // 2) - (K - ROPE)
+    turns = (lanes >= 0) & (lanes < ROPE)
+    c = tl.broadcast_to(tl.load(cos + lanes, mask=turns, other=1.0)[None, :], even.shape)
+    # The sine that stands at an odd place has its own sign.
+    s = tl.broadcast_to((tl.load(sin + lanes + 1, mask=turns, other=0.0) * way)[None, :], even.shape)
+    turned_even = tl.fma(even, c, -(odd * s))
+    turned_odd = tl.fma(odd, c, even * s)
+    even, odd = tl.where(turns[None, :], turned_even, even), tl.where(turns[None, :], turned_odd, odd)
+    return tl.reshape(tl.join(even, odd), (ROWS, BLOCK_K))
+
+
+@triton.jit
+def _rotations(positions, freqs, cos, sin, ROPE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    lanes = tl.arange(0, BLOCK_K)
-    inside = (heads < H)[:, None] & (lanes < K)[None, :]
-    places = (row * H + heads)[:, None] * K
-    turned = lanes - (K - ROPE)
-    turns = (turned >= 0) & (lanes < K)
-    own = tl.load(x + places + lanes[None, :], mask=inside, other=0.0).to(tl.float32)
-    neighbour = tl.where(turns, (turned ^ 1) + (K - ROPE), lanes)
-    other = tl.load(x + places + neighbour[None, :], mask=inside & turns[None, :], other=0.0).to(tl.float32)
-    c = tl.load(cos + row * ROPE + turned, mask=turns, other=1.0)[None, :]
-    s = tl.load(sin + row * ROPE + turned, mask=turns, other=0.0)[None, :]
-    found = tl.where(turns[None, :], own * c + other * s, own)
-    tl.store(out + places + lanes[None, :], found.to(out.dtype.element_ty), mask=inside)
+    lanes = tl.arange(0, BLOCK)
+    inside = lanes < ROPE
+    begin(EARLY)
+    angle = tl.load(positions + row).to(tl.float32) * tl.load(freqs + lanes // 2, mask=inside, other=0.0)
+    sine = tl.sin(angle)
+    tl.store(cos + row * ROPE + lanes, tl.cos(angle), mask=inside)
+    tl.store(sin + row * ROPE + lanes, tl.where(lanes % 2 == 0, -sine, sine), mask=inside)
 
 
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """See `dspark.ops.rope.apply_rope`."""
-    num_heads = x.shape[1] if x.dim() == 3 else 1
-    size = x.shape[-1]
-    out = new_output(x, *x.shape)
-    if x.shape[0]:
-        grid = (x.shape[0], triton.cdiv(num_heads, _HEADS))
-        heads = min(block_of(num_heads), _HEADS)
-        _rotate[grid](
-            packed(x), packed(cos), packed(sin), out, num_heads, size, cos.shape[-1], heads, block_of(size), num_warps=4
+def rotations(positions: Tensor, freqs: Tensor) -> Turn:
+    """See `dspark.ops.rope.rotations`."""
+    num_rows, size, early = positions.shape[0], 2 * freqs.shape[0], early_launch()
+    cos, sin = freqs.new_empty(2, num_rows, size)
+    if num_rows:
+        _rotations[(num_rows,)](
+            packed(positions), freqs, cos, sin, size, block_of(size), early, num_warps=1, launch_pdl=early
         )
-    return rounded(out, x)
+    return cos, sin

@@ -1,0 +1,89 @@
+"""Where the rows of a pass, their windows and their groups lie in the stores, from what a fixed shape knows of them."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class RowPlaces(NamedTuple):
+    """Where the T rows of a pass belong; a row of padding has slot -1, reads nothing and writes nothing.
+
+    Attributes:
+        positions, slots: [T] int64.
+        owners: [T] int64, the row's request as a row of `pages`; a request's rows lie together.
+        pages: [R, P] int64, pages of the requests; what stands behind a request's own pages is not read.
+    """
+
+    positions: Tensor
+    slots: Tensor
+    owners: Tensor
+    pages: Tensor
+
+
+class GroupPlaces(NamedTuple):
+    """Places of compression groups, one a row of the pass; see `dspark.ops.compress.GroupRows`."""
+
+    kept: Tensor
+    members: Tensor
+    places: Tensor
+
+
+def ring_places(slots: Tensor, positions: Tensor, ring_rows: int) -> Tensor:
+    """Places in a flattened ring store of tokens; -1 for a negative slot or position.
+
+    Example: with 133 rows a slot, position 200 of slot 2 is at 2 * 133 + 200 % 133 = 333.
+    """
+    return torch.where((slots < 0) | (positions < 0), -1, slots * ring_rows + positions % ring_rows)
+
+
+def window_places(slots: Tensor, last: Tensor, count: int, ring_rows: int) -> Tensor:
+    """Ring places [T, count] of the tokens up to the positions `last` [T] of the slots [T], oldest first; -1 none."""
+    back = torch.arange(1 - count, 1, device=slots.device)
+    return ring_places(slots.unsqueeze(-1), last.unsqueeze(-1) + back, ring_rows)
+
+
+def page_places(rows: Tensor, owners: Tensor, pages: Tensor, page_rows: int) -> Tensor:
+    """Places [T, J] in a growing store of the rows [T, J] of each query's request; -1 stays -1.
+
+    Args:
+        owners, pages: see `RowPlaces`. page_rows: rows of a page.
+    """
+    known = rows.clamp(min=0)
+    numbers = (known // page_rows).clamp_(max=pages.shape[1] - 1)
+    return torch.where(rows >= 0, pages[owners.unsqueeze(-1), numbers] * page_rows + known % page_rows, -1)
+
+
+def visible_places(rows: RowPlaces, ratio: int, page_rows: int, count: int) -> Tensor:
+    """Places [T, count] of the compressed rows that each row sees, in order, then -1; a row of padding sees none.
+
+    Args:
+        page_rows: compressed rows of a page. count: of places; rows beyond it are left out.
+    """
+    every = torch.arange(count, device=rows.positions.device)
+    visible = ((rows.positions + 1) // ratio).masked_fill(rows.slots < 0, 0).unsqueeze(-1)
+    return page_places(torch.where(every < visible, every, -1), rows.owners, rows.pages, page_rows)
+
+
+def group_places(
+    rows: RowPlaces, ratio: int, reach: int, ring_rows: int, num_places: int, page_rows: int
+) -> GroupPlaces:
+    """Places of the groups of `ratio` tokens that rows complete, one a row, -1 where a row completes none.
+
+    Args:
+        reach: members of a group. ring_rows, num_places: rows of a slot of the tail ring and of the whole ring.
+        page_rows: compressed rows of a page.
+    """
+    positions, slots = rows.positions, rows.slots
+    is_last = ((positions + 1) % ratio == 0) & (slots >= 0)
+    members = window_places(slots, positions, reach, ring_rows).masked_fill(~is_last.unsqueeze(-1), -1)
+    number = torch.arange(positions.shape[0], device=positions.device)
+    back = torch.arange(1 - reach, 1, device=positions.device)
+    own = number.unsqueeze(-1) + back
+    nearby = own.clamp(min=0)
+    is_own = (own >= 0) & (slots[nearby] == slots.unsqueeze(-1)) & (positions[nearby] == positions.unsqueeze(-1) + back)
+    members = torch.where(is_own & (members >= 0), num_places + own, members)
+    group = (positions // ratio).masked_fill(~is_last, 0)
+    pages = rows.pages[rows.owners, group // page_rows]
+    places = torch.where(is_last, pages * page_rows + group % page_rows, -1)
+    return GroupPlaces(ring_places(slots, positions, ring_rows), members, places)
