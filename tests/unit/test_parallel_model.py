@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from dspark.bench.dummy_weights import dummy_model
 from dspark.config.errors import ConfigError
@@ -13,60 +12,15 @@ from dspark.models.model_bytes import held_bytes, planned_bytes
 from dspark.models.registry import parse_config
 from dspark.models.sharding import shard_plan
 from dspark.ops.opset import TORCH_OPS
-from dspark.parallel.group import RankGroup
 from dspark.parallel.shard import Shard
 from support.divisible_models import divisible_config, write_divisible_checkpoint
 from support.rank_processes import run_ranks
-from support.row_reference import draft_blocks, keep_rows, same, write_rows
-from support.tiny_models import NUM_VALID, tiny_state
+from support.rank_rows import WAYS, rank_rows, require_one_model, rows_of
 
 # Family, whether weights are coded, ranks: each family both ways, each way at two and at four ranks.
 CASES = [("v41", False, 4), ("v41", True, 2), ("v4", False, 2), ("v4", True, 4)]
-LENGTHS = (10, 1, 5)
 # Float32 sums in another order, multiplied by what a rounding of an activation to fp8 makes of a difference.
 TOLERANCES = {False: 2e-3, True: 0.25}
-
-Rows = dict[str, Tensor]
-
-
-def tokens_of(place: int) -> list[int]:
-    count = LENGTHS[place]
-    return torch.randint(2, NUM_VALID, (count,), generator=torch.Generator().manual_seed(place)).tolist()
-
-
-@torch.inference_mode()
-def rows_of(model: Model, chunk: int, order: tuple[int, ...]) -> Rows:
-    """Logits, features, draft and its bias of some requests, written side by side in this order, `chunk` rows each."""
-    state = tiny_state(model, max_query_len=max(LENGTHS))
-    requests = {place: state.open() for place in order}
-    rows: dict[str, list[Tensor]] = {f"{name} {place}": [] for name in ("logits", "hidden") for place in order}
-    for start in range(0, max(LENGTHS[place] for place in order), chunk):
-        running = [place for place in order if LENGTHS[place] > start]
-        spans = [(requests[place], tokens_of(place)[: start + chunk]) for place in running]
-        counts = [len(tokens) - start for _, tokens in spans]
-        logits, hidden = write_rows(model, state, spans)
-        for place, own, features in zip(running, logits.split(counts), hidden.split(counts), strict=True):
-            rows[f"logits {place}"].append(own)
-            rows[f"hidden {place}"].append(features)
-            keep_rows(model, state, requests[place], features)
-    drafts = draft_blocks(model, state, list(requests.values()), [tokens_of(place)[-1] for place in order])
-    base = model.target.logits(drafts.normed).chunk(len(order))
-    found = {name: torch.cat(parts) for name, parts in rows.items()}
-    return found | {f"draft {place}": own for place, own in zip(order, base, strict=True)}
-
-
-def work(group: RankGroup, folder: Path) -> dict[str, Rows]:
-    """Rows of a model divided by inner widths and by whole experts, in several batches."""
-    found = {}
-    for name, whole_experts in (("parts", False), ("whole experts", True)):
-        model = load_model(folder, ranks=group, whole_experts=whole_experts)
-        found[name] = rows_of(model, 10, (0, 1, 2))
-        found[f"{name}, in another order"] = rows_of(model, 10, (2, 0, 1))
-        found[f"{name}, row by row"] = rows_of(model, 1, (1, 2, 0))
-        alone = [rows_of(model, 4, (place,)) for place in range(len(LENGTHS))]
-        found[f"{name}, each alone"] = alone[0] | alone[1] | alone[2]
-        found[f"{name}, held"] = {"share": torch.tensor([float(sum(x.numel() for x in model.parameters()))])}
-    return found
 
 
 @pytest.mark.parametrize(("family", "quantised", "size"), CASES)
@@ -75,15 +29,10 @@ def test_ranks_compute_one_model(tmp_path, family, quantised, size):
     whole = load_model(folder)
     expected = rows_of(whole, 10, (0, 1, 2))
     (tmp_path / "ranks").mkdir()
-    ranks = run_ranks(tmp_path / "ranks", size, work, folder)
-    for found in ranks[1:]:
-        for batch, rows in found.items():
-            assert all(same(rows[name], ranks[0][batch][name]) for name in rows), f"ranks differ, {batch}"
+    ranks = run_ranks(tmp_path / "ranks", size, rank_rows, folder, torch.device("cpu"), torch.float32)
+    require_one_model(ranks)
     found = ranks[0]
-    for way in ("parts", "whole experts"):
-        for batch in ("in another order", "row by row", "each alone"):
-            rows = found[f"{way}, {batch}"]
-            assert all(same(rows[name], found[way][name]) for name in expected), f"{way}, {batch}"
+    for way in WAYS:
         for name, values in expected.items():
             error = (found[way][name] - values).norm() / values.norm()
             assert error < TOLERANCES[quantised], f"{way}, {name}: {error}"

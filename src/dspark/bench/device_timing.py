@@ -19,7 +19,7 @@ def captured_us(calls: Sequence[Call]) -> float:
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # threads of a process group go on meanwhile
         for call in calls:
             call()
     graph.replay()

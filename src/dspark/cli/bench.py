@@ -11,6 +11,7 @@ from dspark.bench.prompts import DOMAINS, load_prompts
 from dspark.bench.table import generate_lines, generate_tables
 from dspark.cli import exit_codes, options
 from dspark.cli.bench_acceptance import acceptance
+from dspark.cli.bench_collectives import collectives
 from dspark.cli.bench_decode import decode
 from dspark.cli.bench_host import host
 from dspark.cli.bench_inputs import as_item, check_plot
@@ -27,6 +28,7 @@ bench_app = typer.Typer(help="Measure modes against each other in one run.", no_
 bench_app.command("acceptance")(acceptance)
 bench_app.command("rows")(rows)
 bench_app.command("kernels")(kernels)
+bench_app.command("collectives")(collectives)
 bench_app.command("decode")(decode)
 bench_app.command("host")(host)
 bench_app.command("serve")(serve)
