@@ -11,15 +11,17 @@ import dspark.engine.sizing as sizing
 from dspark.bench.decode import run_decode_bench
 from dspark.bench.decode_profile import summarise
 from dspark.bench.decode_report import PLAIN, ROUNDS, DecodeSettings
-from dspark.bench.dummy_weights import dummy_model, sharing_weights
+from dspark.bench.dummy_weights import dummy_model, with_ops, without_draft
 from dspark.bench.geometry import Geometry
 from dspark.cli.app import app
 from dspark.config.errors import DSparkError
 from dspark.engine.graphs import GraphPlan
+from dspark.layers.linear import LinearGroup
 from dspark.models.model_bytes import held_bytes, planned_bytes
 from dspark.models.registry import parse_config
+from dspark.ops.library import with_library_products
 from dspark.ops.opset import TORCH_OPS
-from dspark.ops.packing import Kind
+from dspark.ops.packing import Kind, PackedWeight
 from support.fake_memory import FakeMemory
 from support.tiny_models import tiny_config
 
@@ -66,7 +68,7 @@ def test_contexts_and_products_stand_side_by_side():
     settings = replace(SETTINGS, contexts=(5, 9), exactness=("exact", "fast"), accepted_len=None)
     report = run_decode_bench(geometry_of("v41"), settings)
     labels = [(figure.label, figure.context) for figure in report.figures]
-    assert labels[:4] == [("plain", 5), ("DSpark", 5), ("plain, fast", 5), ("DSpark, fast", 5)]
+    assert labels[:4] == [("plain", 5), ("DSpark", 5), ("plain fast", 5), ("DSpark fast", 5)]
     assert {context for _, context in labels[4:]} == {9}
     exact, fast = report.figures[1], report.figures[3]
     assert report.cost_of_exactness(exact) == exact.step_ms / fast.step_ms - 1
@@ -130,11 +132,29 @@ def test_weights_have_the_forms_that_products_read(family):
 def test_the_same_weights_serve_plain_decoding():
     plan = geometry_of("v41").plan
     model = dummy_model(plan, TORCH_OPS, torch.float32, torch.device("cpu"))
-    plain = sharing_weights(model, replace(plan, draft=None), TORCH_OPS)
+    plain = without_draft(model)
     assert plain.draft is None and not plain.target.captured
     pairs = zip(plain.target.parameters(), model.target.parameters(), strict=True)
     assert all(mine is theirs for mine, theirs in pairs)
     assert plain.target.token_map is model.target.token_map
+
+
+def test_the_same_weights_serve_other_ops():
+    """Weights that products read as they are stored, joined ones among them, are shared too."""
+    model = dummy_model(geometry_of("v41", quantised=True).plan, PACKING_OPS, torch.bfloat16, torch.device("cpu"))
+    other = with_ops(model, with_library_products(PACKING_OPS))
+    assert {id(value) for value in weights_of(model)} == {id(value) for value in weights_of(other)}
+    assert other.target.layers[0].attn.ops.name.endswith("library products")
+
+
+def weights_of(model):
+    for module in model.modules():
+        yield from module.parameters(recurse=False)
+        for value in vars(module).values():
+            if isinstance(value, PackedWeight):
+                yield value
+            elif isinstance(value, LinearGroup):
+                yield from value._joined or ()
 
 
 @pytest.mark.parametrize("ops", [TORCH_OPS, PACKING_OPS])

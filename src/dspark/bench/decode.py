@@ -22,7 +22,7 @@ from dspark.bench.decode_profile import StepProfile, profile_steps
 from dspark.bench.decode_report import FAST, PLAIN, ROUNDS, DecodeFigure, DecodeReport, DecodeSettings
 from dspark.bench.decode_routes import RouteCounter
 from dspark.bench.device_timing import copy_bandwidth
-from dspark.bench.dummy_weights import dummy_model, sharing_weights
+from dspark.bench.dummy_weights import dummy_model, with_ops, without_draft
 from dspark.bench.geometry import Geometry
 from dspark.bench.random_text import RandomText
 from dspark.bench.roofline import Load, Roofline
@@ -98,9 +98,9 @@ def run_decode_bench(
 
 def _network(model: Model, mode: str, exactness: str) -> Model:
     """The same weights under other ops, or for plain decoding: a model that captures nothing for a draft."""
-    ops = with_library_products(model.target.ops) if exactness == FAST else model.target.ops
-    plan = replace(model.plan, draft=None) if mode == PLAIN else model.plan
-    return sharing_weights(model, plan, ops)
+    if exactness == FAST:
+        model = with_ops(model, with_library_products(model.target.ops))
+    return without_draft(model) if mode == PLAIN else model
 
 
 def _memory(geometry: Geometry, model: Model, config: Config, device: torch.device) -> MemoryPlan:

@@ -51,7 +51,7 @@ def profile_steps(step: Callable[[], object], num_steps: int) -> StepProfile:
     """Profile so many steps on an accelerator. Raises RuntimeError where the profiler cannot see it."""
     step()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         began = time.perf_counter()
         for _ in range(num_steps):
             step()

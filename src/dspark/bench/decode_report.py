@@ -96,7 +96,7 @@ class DecodeFigure:
     @property
     def label(self) -> str:
         """What is compared, in words."""
-        return self.mode if self.exactness == EXACT else f"{self.mode}, {self.exactness}"
+        return self.mode if self.exactness == EXACT else f"{self.mode} {self.exactness}"
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""

@@ -5,6 +5,7 @@ others are float32. No weight exists in any other form on the way, so a model ma
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from dspark.bench.kernel_shapes import Form
 from dspark.bench.random_weights import random_weight
 from dspark.checkpoint.plan import TensorPlan
 from dspark.layers.engram import EngramTable
-from dspark.layers.linear import Embedding, GroupedLinear
+from dspark.layers.linear import Embedding, GroupedLinear, LinearGroup
 from dspark.layers.moe import HashRouter, RoutedExperts
 from dspark.layers.plans import ModelPlan
 from dspark.models.build import Model
@@ -63,15 +64,26 @@ def dummy_model(
     return model.to(device).eval()
 
 
-def sharing_weights(model: Model, plan: ModelPlan, ops: OpSet) -> Model:
-    """A model of other ops, or without the draft, that shares all weights of another."""
-    twin = model_without_memory(plan, ops, model.target.dtype, model.target.ranks)
-    sources = dict(model.named_modules())
-    for name, module in twin.named_modules():
-        source = sources[name]
+def without_draft(model: Model) -> Model:
+    """A model for plain decoding that shares all modules of another; it captures nothing for a draft."""
+    target = model.target
+    plain = model_without_memory(replace(model.plan, draft=None), target.ops, target.dtype, target.ranks)
+    for name, child in target.named_children():
+        setattr(plain.target, name, child)
+    plain.target.token_map = target.token_map
+    return plain.eval()
+
+
+def with_ops(model: Model, ops: OpSet) -> Model:
+    """A model of other ops that shares all weights of another."""
+    twin = model_without_memory(model.plan, ops, model.target.dtype, model.target.ranks)
+    for module, source in zip(twin.modules(), model.modules(), strict=True):
         module._parameters, module._buffers = source._parameters, source._buffers
-        held = {key: value for key, value in vars(source).items() if isinstance(value, Tensor | PackedWeight)}
-        vars(module).update(held)
+        for key, value in vars(source).items():
+            if isinstance(value, Tensor | PackedWeight):
+                setattr(module, key, value)
+            elif isinstance(value, LinearGroup):
+                getattr(module, key).share(value)
     return twin.eval()
 
 

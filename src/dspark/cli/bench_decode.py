@@ -125,7 +125,7 @@ def _title(figure: DecodeFigure) -> str:
 
 def _speed_table(report: DecodeReport) -> Table:
     table = Table(title="steps, ms", title_justify="left", box=SIMPLE_HEAD)
-    headings = ("requests", "context", "median", "10th", "90th", "tokens", "ms/token", "tok/s/request", "tok/s", "gain")
+    headings = ("requests", "context", "median", "p10", "p90", "tokens", "ms/tok", "tok/s each", "tok/s", "gain")
     table.add_column("decoding")
     for heading in (*headings, "floor", "of floor"):
         table.add_column(heading, justify="right")

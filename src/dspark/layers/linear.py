@@ -62,6 +62,10 @@ class LinearGroup:
             for one, part in zip(self.maps, parts, strict=True):
                 cast(Any, one).weight = nn.Parameter(part, requires_grad=False) if isinstance(part, Tensor) else part
 
+    def share(self, other: "LinearGroup") -> None:
+        """Read the weight that another group over the same weights has put together."""
+        self._joined = other._joined
+
     def column(self, one: Linear) -> int:
         """The first column of a map's results."""
         widths = [other.weight.shape[-2] for other in self.maps]
