@@ -240,22 +240,36 @@ class Engine:
             number = decided.get(planned.request_id)
             num_rows = planned.num_known
             if number is not None:
-                emission = self._emit(request, planned, verdict, number, logits[verdict.row_starts[number] :])
-                num_rows += min(emission.num_accepted, len(emission.token_ids))
+                rows = logits[verdict.row_starts[number] :]
+                emission = self.emit(request, planned, verdict.token_ids[number], verdict.num_accepted[number], rows)
+                num_rows += emission.num_accepted
                 emissions.append(emission)
             assert request.state is not None
             self.state.commit(request.state, num_rows)
             committed[planned.request_id] = num_rows
         return emissions, committed
 
-    def _emit(self, request: Request, planned: PlannedSpan, verdict: Verdict, number: int, logits: Tensor) -> Emission:
-        """Append the verdict's tokens up to a stop or a limit."""
-        tokens, accepted = verdict.token_ids[number], verdict.num_accepted[number]
+    def emit(
+        self,
+        request: Request,
+        planned: PlannedSpan,
+        tokens: Sequence[int],
+        accepted: int,
+        logits: Tensor | None = None,
+    ) -> Emission:
+        """Append tokens of a verdict up to a stop or a limit, and tell everyone who counts.
+
+        Args:
+            planned: the rows that decided.
+            tokens: accepted drafts, then the bonus.
+            logits: rows of the tokens, where their log-probabilities are wanted.
+        """
         kept = take_tokens(request, tokens, self.model.plan.eos_token_ids)
         is_first = not request.origins
         origins = [place < accepted for place in range(len(kept))]
         found: list[TokenLogprob] = []
         if request.params.logprobs is not None:
+            assert logits is not None
             found = token_logprobs(logits[: len(kept)], kept, request.params.logprobs, self.num_valid_tokens)
         request.origins += origins
         request.logprobs += found

@@ -3,9 +3,10 @@
 What it decides never shows in a request's tokens: admission, a hit, a preemption and a fork all lead to the same rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from dspark.config.errors import ConfigError
@@ -13,8 +14,9 @@ from dspark.config.sampling import SamplingParams
 from dspark.engine.core import Engine
 from dspark.engine.memory import MemoryPlan
 from dspark.engine.request import Emission, Request
+from dspark.engine.run_ahead import run_ahead_of
 from dspark.engine.status import LoopStatus
-from dspark.scheduler.plan import RequestId, RequestNeeds, StepPlan
+from dspark.scheduler.plan import PlannedSpan, RequestId, RequestNeeds, StepPlan
 from dspark.scheduler.scheduler import Place, Scheduler
 from dspark.state.model_state import RequestState
 from dspark.state.prefix_cache import PrefixCache, PrefixChain
@@ -74,6 +76,7 @@ class EngineLoop:
         self.reuses_prefixes = reuses_prefixes
         self.memory = memory
         self._state = engine.state
+        self._ahead = run_ahead_of(engine, scheduler.max_rows)
         self._live: dict[RequestId, LiveRequest] = {}
         self._arrivals = count()
         self._num_steps = 0
@@ -163,16 +166,33 @@ class EngineLoop:
     def step(self) -> list[Emission]:
         """One step: who runs and who stops, one round of the engine, what is kept of it, who has ended."""
         self._admit()
+        if self._ahead is not None:
+            running = [self._live[request_id].request for request_id in self.scheduler.running]
+            if self._ahead.takes(running) and self._find_pages(self._ahead.pages_needed(running)):
+                return self._run(running, partial(self._ahead.advance, running))
+            if self._ahead.is_flying:
+                return self._run(running, self._ahead.drain)
+        return self._general_step()
+
+    def _general_step(self) -> list[Emission]:
+        """A step that the host plans and reads."""
         schedule = self.scheduler.plan(self._needs_of, self)
         for request_id in schedule.preempted:
             self._set_aside(request_id)
         if not schedule.plan.spans:
             return []
         self._make_room(schedule.plan)
-        before = {span.request_id: self._state_of(span.request_id).committed for span in schedule.plan.spans}
-        emissions = self.engine.step(schedule.plan)
+        planned = [self._live[span.request_id].request for span in schedule.plan.spans]
+        return self._run(planned, partial(self.engine.step, schedule.plan), schedule.plan)
+
+    def _run(
+        self, requests: list[Request], step: Callable[[], list[Emission]], plan: StepPlan | None = None
+    ) -> list[Emission]:
+        """One round of the engine, what is kept of it, who has ended."""
+        before = {request.request_id: request.committed for request in requests}
+        emissions = step()
         self._num_steps += 1
-        self._last_plan = schedule.plan
+        self._last_plan = plan or StepPlan(tuple(PlannedSpan(one.request_id, 1, one.verify_len) for one in emissions))
         for request_id, committed in before.items():
             self._keep_prefixes(self._live[request_id], committed)
         for emission in emissions:
@@ -292,9 +312,13 @@ class EngineLoop:
 
     def _make_room(self, plan: StepPlan) -> None:
         """Let cached prefixes give way to the rows of a step."""
-        needed = sum(self._state.pages_needed(self._state_of(span.request_id), span.num_rows) for span in plan.spans)
-        if needed > self._state.pages.num_free:
-            self.cache.make_room(needed)
+        self._find_pages(
+            sum(self._state.pages_needed(self._state_of(span.request_id), span.num_rows) for span in plan.spans)
+        )
+
+    def _find_pages(self, needed: int) -> bool:
+        """Whether so many pages are free, now that cached prefixes have given way."""
+        return needed <= self._state.pages.num_free or self.cache.make_room(needed)
 
     def available_pages(self, wanted: int) -> int:
         """See `PageSupply.available_pages`."""

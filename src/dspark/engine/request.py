@@ -83,9 +83,14 @@ class Request:
         return self.token_ids[self.prompt_len :]
 
     @property
+    def committed(self) -> int:
+        """Tokens with a final row; 0 without state."""
+        return self.state.committed if self.state else 0
+
+    @property
     def num_pending(self) -> int:
         """Known tokens without a committed row, the anchor included."""
-        return len(self.token_ids) - (self.state.committed if self.state else 0)
+        return len(self.token_ids) - self.committed
 
     @property
     def num_left(self) -> int:

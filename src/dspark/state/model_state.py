@@ -19,20 +19,23 @@ from dspark.state.pages import PageAllocator
 class RequestState:
     """A request's place in the stores; each is only itself.
 
-    Positions below `committed` are final; `tentative` rows follow them. `restored` is the position of the image that
-    it came from: its rings hold what that position needs, and nothing older.
+    Positions below `committed` are final; `tentative` rows follow them. `ahead` counts the rows that rounds which the
+    host has launched and not read may write after them. `restored` is the position of the image that it came from: its
+    rings hold what that position needs, and nothing older.
     """
 
     slot: int
     pages: list[int] = field(default_factory=list)
     committed: int = 0
     tentative: int = 0
+    ahead: int = 0
     restored: int = 0
 
     def require_settled(self, action: str) -> None:
-        """Refuse an action that must not see tentative rows."""
-        if self.tentative:
-            raise AssertionError(f"{action} with {self.tentative} tentative rows after position {self.committed}")
+        """Refuse an action that must not see tentative rows, or that must know where the request stands."""
+        if self.tentative or self.ahead:
+            count = self.tentative or self.ahead
+            raise AssertionError(f"{action} with {count} tentative rows after position {self.committed}")
 
 
 @dataclass(eq=False)
@@ -66,6 +69,7 @@ class ModelState:
         num_ring_rows: physical rows of each window ring; the least that is safe by default.
         index_dtype: of index keys; `dtype` by default.
         max_rewind: how many rows before the committed position an image may still be taken.
+        max_ahead: rows that rounds which run ahead of the host may write besides the tentative ones.
     """
 
     def __init__(
@@ -79,10 +83,12 @@ class ModelState:
         num_ring_rows: int | None = None,
         index_dtype: torch.dtype | None = None,
         max_rewind: int = 0,
+        max_ahead: int = 0,
     ) -> None:
         self.geometry: StateGeometry = state_geometry(plan)
         self.max_query_len = max_query_len
         self.max_rewind = max_rewind
+        self.max_ahead = max_ahead
         self.page_tokens = self.geometry.page_tokens
         self.pages = PageAllocator(num_pages)
         self.requests: list[RequestState] = []
@@ -114,8 +120,9 @@ class ModelState:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
-        rows = ring_rows(ring, self.max_query_len, self.max_rewind) if rows is None else rows
-        require_ring_rows(ring, rows, self.max_query_len, self.max_rewind)
+        longest = self.max_query_len + self.max_ahead
+        rows = ring_rows(ring, longest, self.max_rewind) if rows is None else rows
+        require_ring_rows(ring, rows, longest, self.max_rewind)
         self._reach[key] = ring.reach
         self.rings[key] = torch.zeros(num_slots, rows, ring.width, dtype=dtype, device=device)
 
@@ -169,12 +176,14 @@ class ModelState:
         """Save a request's state as it was at a position; its pages are shared, the rows of its rings copied.
 
         A ring still holds what the position needs, because rows are overwritten in the order of their positions and
-        `max_rewind` rows more than a pass needs are kept. Rows at and after the position belong to nobody's past.
+        `max_rewind` rows more than a pass needs are kept. Rows at and after the position belong to nobody's past; so
+        rounds that run ahead may be writing them, as long as the rings have room for `max_ahead` of them.
 
         Args:
             at: in committed - max_rewind .. committed and not before `restored`; the committed position by default.
         """
-        request.require_settled("an image")
+        if request.tentative:
+            request.require_settled("an image")
         at = request.committed if at is None else at
         oldest = max(request.committed - self.max_rewind, request.restored)
         if not oldest <= at <= request.committed:

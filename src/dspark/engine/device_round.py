@@ -1,0 +1,162 @@
+"""A round on the device: rows, pass, draw, verdict, commit, absorb, propose and lengths, without a word of the host.
+
+Two launches make a round: the target's graph, keyed by its number of rows, and the draft's, keyed by the number of
+blocks. Both read `RoundBuffers` and move them on, so the next round can be launched while this one runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspark.config.sampling import SamplingParams
+from dspark.engine.fixed_passes import FixedDraft, FixedTarget
+from dspark.engine.graphs import GraphCache, GraphPlan
+from dspark.engine.round_buffers import RoundBuffers, RoundRows, lay_rows, move_on
+from dspark.engine.speculation import Speculation
+from dspark.engine.stopwatch import Stopwatch
+from dspark.models.build import Model
+from dspark.ops.draw import DrawKind
+from dspark.sampling.device_rows import DeviceSampling, draw_rows
+from dspark.speculative.device_lengths import DeviceLengths
+from dspark.speculative.device_verdict import DeviceVerdict
+from dspark.state.model_state import ModelState
+
+
+@dataclass(frozen=True)
+class RoundShape:
+    """What a round is launched with.
+
+    Attributes:
+        num_rows: of the target's graph.
+        capacity: positions that its rows can see.
+        num_blocks: of the draft's graph; 0 proposes nothing.
+        kind: how the tokens are drawn.
+    """
+
+    num_rows: int
+    capacity: int
+    num_blocks: int
+    kind: DrawKind
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """laid: the rows of the pass. logits: [T, V]. target_hidden: [T, n * D], None without a draft."""
+
+    laid: RoundRows
+    logits: Tensor
+    target_hidden: Tensor | None
+
+
+class DeviceRounds:
+    """Launches rounds over its buffers.
+
+    Args:
+        plan: shapes of the graphs.
+        speculation: how wide, and whether acceptance is forced.
+        lengths: chooses verify lengths.
+        num_valid_tokens: real vocabulary size.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        state: ModelState,
+        plan: GraphPlan,
+        speculation: Speculation,
+        lengths: DeviceLengths,
+        num_valid_tokens: int,
+        stopwatch: Stopwatch,
+    ) -> None:
+        width = speculation.num_speculative_tokens
+        self.width = width
+        self.lengths = lengths
+        self._num_valid_tokens = num_valid_tokens
+        self._target = FixedTarget(model, state)
+        self._draft = FixedDraft(model, state, width, num_valid_tokens) if width else None
+        self._stopwatch = stopwatch
+        max_pages = -(-plan.capacity_for(plan.max_len) // state.page_tokens)
+        self.buffers = RoundBuffers(state.num_slots, width, self._target.max_ngram, max_pages, state.device)
+        self._sampling = DeviceSampling(state.num_slots, state.device)
+        self._verdict = DeviceVerdict(speculation.forced, state.device)
+        self._passes: GraphCache[PassResult] = GraphCache(plan.is_captured)
+        self._ends: GraphCache[Tensor] = GraphCache(plan.is_captured)
+        self._drafts: GraphCache[None] = GraphCache(plan.is_captured)
+
+    def set_sampling(self, params: Sequence[SamplingParams]) -> DrawKind:
+        """How the first requests are drawn; returns what that needs."""
+        return self._sampling.fill(params)
+
+    @torch.inference_mode()
+    def launch(self, shape: RoundShape) -> None:
+        """The pass, the verdict, the commit, and what the draft keeps of it; then the next blocks."""
+        self._launch_target(shape)
+        if shape.num_blocks:
+            with self._stopwatch.phase("draft"):
+                self._drafts.launch((shape.num_blocks, shape.kind), lambda: self._propose(shape))
+
+    def _launch_target(self, shape: RoundShape) -> None:
+        """One launch, or one a phase while somebody listens."""
+        key = shape.num_rows, shape.capacity, shape.kind
+        moved = (self.buffers.table,)
+        if self._stopwatch.listener is None:
+            self._ends.launch(key, lambda: self._finish(shape, self._pass(shape)), moved)
+            return
+        with self._stopwatch.phase("target"):
+            output = self._passes.launch(key, lambda: self._pass(shape))
+        with self._stopwatch.phase("sampling"):
+            num_accepted = self._ends.launch(("decide", *key), lambda: self._decide(shape, output), moved)
+        with self._stopwatch.phase("draft"):
+            self._ends.launch(("absorb", *key), lambda: self._absorb(output, num_accepted))
+
+    def _pass(self, shape: RoundShape) -> PassResult:
+        laid = lay_rows(self.buffers, shape.num_rows)
+        return PassResult(laid, *self._target.run(laid.rows, shape.capacity))
+
+    def _finish(self, shape: RoundShape, output: PassResult) -> Tensor:
+        return self._absorb(output, self._decide(shape, output))
+
+    def _decide(self, shape: RoundShape, output: PassResult) -> Tensor:
+        """Draw, judge and commit; returns num_accepted [R]."""
+        buffers, laid, count = self.buffers, output.laid, len(output.laid.counts)
+        positions = laid.rows.places.positions + 1
+        valid = self._num_valid_tokens
+        drawn = draw_rows(output.logits, laid.owners, positions, self._sampling, shape.kind, valid)
+        judged = self._verdict.judge(
+            drawn,
+            buffers.drafts[:count],
+            laid.starts,
+            buffers.verify_lens[:count],
+            buffers.positions[:count],
+            self._sampling.params,
+        )
+        move_on(buffers, laid, judged.num_accepted, judged.token_ids)
+        return judged.num_accepted
+
+    def _absorb(self, output: PassResult, num_accepted: Tensor) -> Tensor:
+        """Let the draft keep the rows that became final."""
+        if self._draft is not None:
+            laid = output.laid
+            is_final = laid.offsets <= num_accepted[laid.rows.places.owners]
+            slots = torch.where(is_final, laid.rows.places.slots, -1)
+            assert output.target_hidden is not None
+            self._draft.keep(output.target_hidden, laid.rows.places.positions, slots)
+        return num_accepted
+
+    def _propose(self, shape: RoundShape) -> None:
+        """Draft from the anchors, and choose how many drafts of each request the next round verifies."""
+        assert self._draft is not None
+        buffers, count = self.buffers, min(shape.num_blocks, self.buffers.table.shape[1])
+        anchors, starts = buffers.anchors[:count], buffers.positions[:count]
+        num_left = buffers.limits[:count] - starts - 1
+        # A request that has one token left draws it without drafts, as it does from the host.
+        slots = torch.where(num_left > 1, buffers.slots[:count], -1)
+        drafts, confidence = self._draft.draw(anchors, starts, slots, self._sampling.params, shape.kind)
+        limits = torch.minimum(buffers.asked[:count], num_left - 1).clamp_(min=0)
+        verify_lens = self.lengths.choose(confidence, limits, buffers.budget)
+        buffers.drafts[:count] = drafts
+        buffers.verify_lens[:count] = verify_lens
+        bits = confidence.float().contiguous().view(torch.int32).to(torch.int64)
+        buffers.proposal[:count] = torch.cat((verify_lens[:, None], drafts, bits), dim=1)
