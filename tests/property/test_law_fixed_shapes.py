@@ -29,9 +29,16 @@ SAMPLINGS = [
 ]
 
 
-def wishes_of(model_name, seed):
+RUNS_AHEAD = [
+    SamplingParams(max_tokens=13),
+    SamplingParams(max_tokens=13, temperature=0.8, seed=5, ignore_eos=True),
+    SamplingParams(max_tokens=13, temperature=1.0, top_k=12, top_p=0.9, seed=5),
+]
+
+
+def wishes_of(model_name, seed, samplings=None):
     """Every other schedule has a request whose draws need more than a temperature."""
-    samplings = SAMPLINGS if seed % 2 else SAMPLINGS[:2]
+    samplings = samplings or (SAMPLINGS if seed % 2 else SAMPLINGS[:2])
     pairs = [(count, samplings[place % len(samplings)]) for place, count in enumerate((1, 6, 15))]
     return [make_wish(MODELS[model_name], PROMPT[:count], params, 14) for count, params in pairs]
 
@@ -47,3 +54,10 @@ def test_any_schedule(model_name, drafts):
 def test_the_serving_loop(model_name):
     for seed in range(3):
         LoopDrive(MODELS[model_name], random.Random(seed), wishes_of(model_name, seed), SHAPES).run()
+
+
+@pytest.mark.parametrize("model_name", MODELS)
+def test_the_serving_loop_whose_rounds_run_ahead(model_name):
+    """Requests that the device can draw by itself, so that windows begin and end all the time."""
+    for seed in range(4):
+        LoopDrive(MODELS[model_name], random.Random(seed), wishes_of(model_name, seed, RUNS_AHEAD), SHAPES).run()

@@ -69,6 +69,7 @@ def tiny_loop(
         num_pages=num_pages,
         page_tokens=page_tokens,
         max_rewind=page_tokens - 1 if reuses_prefixes else 1,
+        max_ahead=BLOCK + 1,
     )
     return EngineLoop(
         engine,

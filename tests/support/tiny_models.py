@@ -189,6 +189,7 @@ def tiny_state(
     garbage: float | None = float("nan"),
     num_ring_rows: int | None = None,
     max_rewind: int = 0,
+    max_ahead: int = 0,
 ) -> ModelState:
     """Stores with small pages, so that requests of a few tokens cross them, filled with `garbage` beforehand.
 
@@ -205,6 +206,7 @@ def tiny_state(
             model.target.embed.weight.device,
             num_ring_rows=num_ring_rows,
             max_rewind=max_rewind,
+            max_ahead=max_ahead,
         )
     if garbage is not None:
         for store in (*state.rings.values(), *state.appends.values()):

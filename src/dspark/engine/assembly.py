@@ -13,6 +13,7 @@ from dspark.config.errors import CheckpointError, ConfigError
 from dspark.engine.core import Engine, Speculation
 from dspark.engine.device import Placement, place
 from dspark.engine.device_memory import DeviceMemory, memory_of
+from dspark.engine.graphs import GraphPlan
 from dspark.engine.identity import engine_identity
 from dspark.engine.loop import EngineLoop
 from dspark.engine.memory import MemoryPlan, require_weights_fit
@@ -153,16 +154,18 @@ def build_loop(
     max_model_len: int,
     device: torch.device,
     memory: DeviceMemory | None = None,
+    shapes: GraphPlan | None = None,
 ) -> EngineLoop:
     """State, scheduler, cache and loop over a loaded model, sized to the memory that is left.
 
     Args:
         memory: of the device; found out without it.
+        shapes: of passes, in place of what the configuration captures.
 
     Raises:
         ConfigError: no request of full length fits; the message says what would.
     """
-    parts = EngineParts(model, tokenizer, config, speculation, max_model_len, device)
+    parts = EngineParts(model, tokenizer, config, speculation, max_model_len, device, shapes)
     memory_plan = size_engine(parts, memory or memory_of(device, config))
     log.info("memory: %s", memory_plan.sentence())
     return loop_over(parts.engine(memory_plan.num_pages), config, max_model_len, memory_plan)

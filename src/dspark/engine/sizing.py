@@ -18,7 +18,7 @@ from dspark.engine.tokenizer import TextTokenizer
 from dspark.layers.plans import ModelPlan
 from dspark.models.build import Model
 from dspark.models.model_bytes import held_bytes
-from dspark.state.geometry import StateSizes, rewind_rows, state_geometry, state_sizes
+from dspark.state.geometry import StateSizes, rewind_rows, rows_ahead, state_geometry, state_sizes
 from dspark.state.model_state import ModelState
 
 # Every value of an index key fits bf16 exactly, so keys are held in it whatever the other rows are.
@@ -27,7 +27,11 @@ INDEX_DTYPE = torch.bfloat16
 
 @dataclass(frozen=True)
 class EngineParts:
-    """What an engine is made of, less the size of its state."""
+    """What an engine is made of, less the size of its state.
+
+    Attributes:
+        shapes: of its passes, in place of what the configuration captures.
+    """
 
     model: Model
     tokenizer: TextTokenizer
@@ -48,6 +52,7 @@ class EngineParts:
             self.device,
             index_dtype=INDEX_DTYPE,
             max_rewind=rewind_rows(state_geometry(plan), reuses_prefixes=config.enable_prefix_caching),
+            max_ahead=rows_ahead(max_query_len),
         )
 
     def engine(self, num_pages: int, graphs: GraphPlan | None = None) -> Engine:
@@ -57,6 +62,8 @@ class EngineParts:
 
     def graphs(self) -> GraphPlan | None:
         """What is captured."""
+        if self.shapes is not None:
+            return self.shapes
         width = 1 + self.speculation.num_speculative_tokens
         return plan_graphs(self.config, self.device, width, self.max_model_len)
 

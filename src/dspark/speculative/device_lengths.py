@@ -125,7 +125,7 @@ class BudgetOnDevice:
 
 def survival_columns(confidence_logits: Tensor, temperatures: Sequence[float] | None) -> list[Tensor]:
     """`compute_survival` position by position: G float64 tensors [R] with the bits of the host's running product."""
-    columns = []
+    columns: list[Tensor] = []
     for k in range(confidence_logits.shape[1]):
         logits = confidence_logits[:, k].float()
         if temperatures is not None:

@@ -48,6 +48,15 @@ def ring_rows(ring: RingPlan, max_query_len: int, max_rewind: int = 0) -> int:
     return ring.reach - 1 + max_query_len + max_rewind
 
 
+def rows_ahead(max_query_len: int) -> int:
+    """Rows that rounds launched before the host has read the last one may write beyond its tentative rows: one round's.
+
+    Example: the host knows of 300 committed tokens and cuts the round that followed at 301. That round wrote 300..305,
+    and the one after it, which is out, 306..311.
+    """
+    return max_query_len
+
+
 def require_ring_rows(ring: RingPlan, rows: int, max_query_len: int, max_rewind: int = 0) -> None:
     """Refuse a ring that a verify pass would corrupt."""
     needed = ring_rows(ring, max_query_len, max_rewind)
@@ -88,7 +97,7 @@ class StateSizes:
 def state_sizes(
     geometry: StateGeometry, max_query_len: int, max_rewind: int, value_bytes: int, index_value_bytes: int
 ) -> StateSizes:
-    """Memory of a state.
+    """Memory of a state whose rounds may run ahead.
 
     Args:
         geometry: its stores. max_query_len, max_rewind: of its rings, see `ring_rows`.
@@ -96,7 +105,7 @@ def state_sizes(
         index_value_bytes: of one value of an index key.
     """
     slot_bytes = sum(
-        ring_rows(ring, max_query_len, max_rewind) * ring.width * size
+        ring_rows(ring, max_query_len + rows_ahead(max_query_len), max_rewind) * ring.width * size
         for rings, size in ((geometry.windows, value_bytes), (geometry.tails, 4))
         for ring in rings
     )

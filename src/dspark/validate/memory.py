@@ -10,7 +10,7 @@ from dspark.checkpoint.formats import FP4_GROUP
 from dspark.checkpoint.plan import TensorPlan
 from dspark.layers.plans import ModelPlan
 from dspark.models.inventory import DRAFT_PREFIX
-from dspark.state.geometry import AppendPlan, RingPlan, rewind_rows, ring_rows, state_geometry
+from dspark.state.geometry import AppendPlan, RingPlan, rewind_rows, ring_rows, rows_ahead, state_geometry
 
 _FLOAT_BYTES = 4
 # Bytes of one value; fp8 and fp4 rows also hold one scale byte per group of 32.
@@ -112,7 +112,7 @@ def state_bytes(
     Args:
         plan: the model; draft windows count when `num_draft_tokens` > 0.
         num_draft_tokens: draft width G; rings hold G rows beyond their reach, so that no tentative row overwrites
-            one that is still needed.
+            one that is still needed, and those of a round that runs ahead.
         reuses_prefixes: rings also hold the rows that images of earlier positions need.
         kv_cache_dtype: of window and compressed rows; the open groups' inputs are always fp32.
         index_cache_dtype: of index keys.
@@ -145,14 +145,15 @@ def row_bytes(width: int, dtype: str) -> int:
 def _rings(name: str, rings: Iterable[RingPlan], num_draft_tokens: int, rewind: int, dtype: str) -> list[RingBytes]:
     """One entry for each ring length; equal rings of many layers are counted together."""
     by_rows: dict[int, list[RingPlan]] = defaultdict(list)
+    query_len = 1 + num_draft_tokens
     for ring in rings:
-        by_rows[ring_rows(ring, 1 + num_draft_tokens, rewind)].append(ring)
+        by_rows[ring_rows(ring, query_len + rows_ahead(query_len), rewind)].append(ring)
     return [
         RingBytes(
             name=name,
             num_rings=len(same),
             num_rows=num_rows,
-            slack_rows=num_draft_tokens,
+            slack_rows=num_draft_tokens + rows_ahead(query_len),
             num_bytes=sum(num_rows * row_bytes(ring.width, dtype) for ring in same),
         )
         for num_rows, same in sorted(by_rows.items())

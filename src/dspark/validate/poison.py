@@ -17,7 +17,7 @@ def poison(state: ModelState) -> None:
         for page in set(range(state.pages.num_pages)) - held:
             rows[page * per_page : (page + 1) * per_page] = nan
         for request in state.requests:
-            for group in range(request.committed // state.append_ratios[key], len(request.pages) * per_page):
+            for group in range((request.committed + request.ahead) // state.append_ratios[key], len(request.pages) * per_page):
                 rows[request.pages[group // per_page] * per_page + group % per_page] = nan
     for request in state.requests:
         _poison_rings(state, request)
@@ -29,6 +29,7 @@ def _poison_rings(state: ModelState, request: RequestState) -> None:
     rings += [(tail_key(ring.key), ring.reach - 1) for ring in state.geometry.tails]
     for key, back in rings:
         store = state.rings[key]
-        reached = {position % store.shape[1] for position in range(max(request.committed - back, 0), request.committed)}
+        stop = request.committed + request.ahead
+        reached = {position % store.shape[1] for position in range(max(request.committed - back, 0), stop)}
         for row in set(range(store.shape[1])) - reached:
             store[request.slot, row] = float("nan")

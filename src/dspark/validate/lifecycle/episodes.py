@@ -142,6 +142,7 @@ def _settings(rng: random.Random, subject: Subject, wishes: list[Wish]) -> Engin
         enable_prefix_caching=rng.random() < 0.85,
         prefix_cache_interval=rng.choice([None, 1, 2 * subject.page_tokens]),
         prefix_cache_bytes=rng.choice([1, 2**14, 2**26, 2**26, 2**26]),
+        runs_ahead=rng.random() < 0.5,
     )
 
 

@@ -17,6 +17,8 @@ class EngineSettings:
         lengths_seed: draws verify lengths at random; None leaves them to the threshold.
         health_window: rounds over which draft health looks; None drafts whatever it gains.
         health_floor: mean accepted length at which drafting goes on.
+        runs_ahead: passes have the fixed shapes of graphs and rounds run ahead of the host, whatever the device; false
+            leaves that to the device.
     """
 
     max_num_seqs: int = 4
@@ -27,6 +29,7 @@ class EngineSettings:
     lengths_seed: int | None = None
     health_window: int | None = None
     health_floor: float = 1.7
+    runs_ahead: bool = False
     enable_prefix_caching: bool = True
     prefix_cache_interval: int | None = None
     prefix_cache_bytes: int = 2**26

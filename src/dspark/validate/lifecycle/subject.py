@@ -11,6 +11,7 @@ from dspark.config.sampling import SamplingParams
 from dspark.config.structured import StructuredOutput
 from dspark.engine.assembly import Assembly, assemble, build_loop
 from dspark.engine.core import Speculation
+from dspark.engine.graphs import GraphPlan
 from dspark.engine.loop import EngineLoop
 from dspark.models.build import read_plan
 from dspark.speculative.proposer import Proposer
@@ -21,6 +22,8 @@ from dspark.validate.lifecycle.wishes import Wish
 
 # Rows of the oracle's passes: more than any prompt, so that each is prefilled in one.
 _WHOLE_PROMPT = 8192
+# Rows of passes of fixed shape.
+_ROW_COUNTS = (1, 2, 4, 6, 12, 18, 24, 30)
 
 
 class Subject:
@@ -80,9 +83,14 @@ class Subject:
     def loop(self, settings: EngineSettings) -> EngineLoop:
         """The loop of a fresh engine."""
         assembly = self.assemble(settings)
-        if settings.lengths_seed is None or settings.num_speculative_tokens == 0:
+        speculation, shapes = assembly.speculation, None
+        if settings.lengths_seed is not None and settings.num_speculative_tokens:
+            speculation = replace(speculation, lengths=AnyLengths(settings.lengths_seed))
+        if settings.runs_ahead and self.device.type == "cpu":
+            shapes = GraphPlan(_ROW_COUNTS, self.max_model_len, is_captured=False)
+        if shapes is None and speculation is assembly.speculation:
             return assembly.loop
-        return _rebuilt(assembly, replace(assembly.speculation, lengths=AnyLengths(settings.lengths_seed)))
+        return _rebuilt(assembly, speculation, shapes)
 
     def drafts_of(self, wish: Wish) -> Blocks | None:
         """The blocks of a request alone, at the model's full width; None where it has no draft stages."""
@@ -94,7 +102,8 @@ class Subject:
         return _rebuilt(plain, Speculation(proposer.num_speculative_tokens, proposer=proposer))
 
 
-def _rebuilt(assembly: Assembly, speculation: Speculation) -> EngineLoop:
+def _rebuilt(assembly: Assembly, speculation: Speculation, shapes: GraphPlan | None = None) -> EngineLoop:
     """An engine over the weights of an assembly that speculates in a way no configuration spells."""
     model, device = assembly.loop.engine.model, torch.device(assembly.device)
-    return build_loop(model, assembly.tokenizer, assembly.config, speculation, assembly.max_model_len, device)
+    tokenizer, config, max_len = assembly.tokenizer, assembly.config, assembly.max_model_len
+    return build_loop(model, tokenizer, config, speculation, max_len, device, shapes=shapes)
