@@ -17,7 +17,9 @@ def poison(state: ModelState) -> None:
         for page in set(range(state.pages.num_pages)) - held:
             rows[page * per_page : (page + 1) * per_page] = nan
         for request in state.requests:
-            for group in range((request.committed + request.ahead) // state.append_ratios[key], len(request.pages) * per_page):
+            for group in range(
+                (request.committed + request.ahead) // state.append_ratios[key], len(request.pages) * per_page
+            ):
                 rows[request.pages[group // per_page] * per_page + group % per_page] = nan
     for request in state.requests:
         _poison_rings(state, request)
