@@ -165,10 +165,10 @@ def build_loop(
     Raises:
         ConfigError: no request of full length fits; the message says what would.
     """
-    parts = EngineParts(model, tokenizer, config, speculation, max_model_len, device, shapes)
+    parts = EngineParts(model, tokenizer, config, speculation, max_model_len, device)
     memory_plan = size_engine(parts, memory or memory_of(device, config))
     log.info("memory: %s", memory_plan.sentence())
-    return loop_over(parts.engine(memory_plan.num_pages), config, max_model_len, memory_plan)
+    return loop_over(parts.engine(memory_plan.num_pages, shapes), config, max_model_len, memory_plan)
 
 
 def loop_over(engine: Engine, config: Config, max_model_len: int, memory: MemoryPlan) -> EngineLoop:

@@ -27,11 +27,7 @@ INDEX_DTYPE = torch.bfloat16
 
 @dataclass(frozen=True)
 class EngineParts:
-    """What an engine is made of, less the size of its state.
-
-    Attributes:
-        shapes: of its passes, in place of what the configuration captures.
-    """
+    """What an engine is made of, less the size of its state."""
 
     model: Model
     tokenizer: TextTokenizer
@@ -43,11 +39,12 @@ class EngineParts:
     def state(self, num_pages: int) -> ModelState:
         """A fresh state of so many pages."""
         config, plan = self.config, self.model.plan
+        max_query_len = 1 + self.speculation.num_speculative_tokens
         return ModelState(
             plan,
             config.max_num_seqs,
             num_pages,
-            1 + self.speculation.num_speculative_tokens,
+            max_query_len,
             TORCH_DTYPES[config.kv_cache_dtype],
             self.device,
             index_dtype=INDEX_DTYPE,
@@ -62,8 +59,6 @@ class EngineParts:
 
     def graphs(self) -> GraphPlan | None:
         """What is captured."""
-        if self.shapes is not None:
-            return self.shapes
         width = 1 + self.speculation.num_speculative_tokens
         return plan_graphs(self.config, self.device, width, self.max_model_len)
 

@@ -153,7 +153,7 @@ def _rings(name: str, rings: Iterable[RingPlan], num_draft_tokens: int, rewind: 
             name=name,
             num_rings=len(same),
             num_rows=num_rows,
-            slack_rows=num_draft_tokens + rows_ahead(query_len),
+            slack_rows=num_draft_tokens + rows_ahead(query_len) - rows_ahead(1),
             num_bytes=sum(num_rows * row_bytes(ring.width, dtype) for ring in same),
         )
         for num_rows, same in sorted(by_rows.items())
