@@ -17,7 +17,7 @@ from math import ceil, isfinite
 import torch
 
 from dspark.bench.decode_memory import check_memory, request_pages
-from dspark.bench.decode_phases import PhaseClock
+from dspark.bench.decode_phases import EXTRA_STEPS, PhaseClock
 from dspark.bench.decode_profile import StepProfile, profile_steps
 from dspark.bench.decode_report import FAST, PLAIN, ROUNDS, DecodeFigure, DecodeReport, DecodeSettings
 from dspark.bench.decode_routes import RouteCounter
@@ -143,9 +143,7 @@ class _Bench:
             times.append(1e3 * (time.perf_counter() - began))
             tokens += sum(len(emission.token_ids) for emission in emissions)
         clock = PhaseClock(loop.engine.stopwatch, self.device)
-        with clock.attached(settings.stamped_steps):
-            for _ in range(settings.stamped_steps):
-                loop.step()
+        clock.measure(loop.step, settings.stamped_steps)
         found = self._profile(loop) if settings.profile else None
         loop.check_integrity()
         assert len(loop.engine.requests) == self.count, "requests ended while they were timed"
@@ -257,7 +255,7 @@ def _config(
         tokens_per_step = 1 + draft.block_size if settings.accepted_len is None else ceil(settings.accepted_len)
     width = draft.block_size if draft else 0
     # Room for every step, for those in which other prompts are still computed, and for whole blocks in the last ones.
-    timed = settings.steps + settings.stamped_steps + (1 + _PROFILE_STEPS if settings.profile else 0)
+    timed = settings.steps + EXTRA_STEPS + settings.stamped_steps + (1 + _PROFILE_STEPS if settings.profile else 0)
     num_steps = _WARM_STEPS + timed + count * (1 + -(-context // (_BATCHED_TOKENS // 2)))
     max_len = context + num_steps * tokens_per_step + 2 * (1 + width)
     if max_len > geometry.plan.max_positions:

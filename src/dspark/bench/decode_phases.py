@@ -8,7 +8,7 @@ Markov loop of blocks that are drawn token by token from the host counts for the
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +16,9 @@ from typing import Any
 import torch
 
 from dspark.engine.stopwatch import Phase, Stopwatch
+
+# Steps that capture the parts of a round before they are measured.
+EXTRA_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -48,17 +51,20 @@ class PhaseClock:
         self._wall_ms = 0.0
         self._num_steps = 0
 
-    @contextmanager
-    def attached(self, num_steps: int) -> Iterator[None]:
-        """Measure so many steps, which run inside."""
-        self._wait()
-        began = time.perf_counter()
+    def measure(self, step: Callable[[], object], num_steps: int) -> None:
+        """Run so many steps, after a few more that capture the parts of a round."""
         self._stopwatch.listener = self
         try:
-            yield
+            for _ in range(EXTRA_STEPS):
+                step()
+            self._wait()
+            self._spans.clear()
+            began = time.perf_counter()
+            for _ in range(num_steps):
+                step()
+            self._wait()
         finally:
             self._stopwatch.listener = None
-        self._wait()
         self._wall_ms += 1e3 * (time.perf_counter() - began)
         self._num_steps += num_steps
 
