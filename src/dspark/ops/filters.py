@@ -62,15 +62,10 @@ def _top_cut(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tens
     """Return (sizes [N], cut values [N]) of the set that top-k, then top-p keep.
 
     Both depend on the sorted values only: tied tokens have equal mass, so their order moves no cut. A row whose cut
-    lies beyond the CANDIDATES best values is sorted whole, with the same answer; on an accelerator, where asking for
-    that would be a wait, every row is.
+    lies beyond the CANDIDATES best values is sorted whole, with the same answer.
     """
     vocab_size = scaled.shape[1]
     total = probability_mass(scaled).sum(-1)
-    if scaled.is_cuda:
-        values = scaled.sort(dim=-1, descending=True).values
-        sizes, _ = _count_kept(values, total, top_k, top_p, vocab_size)
-        return sizes, _value_at_rank(values, sizes).masked_fill(sizes == vocab_size, -torch.inf)
     values = scaled.topk(min(CANDIDATES, vocab_size), dim=-1).values
     sizes, is_covered = _count_kept(values, total, top_k, top_p, vocab_size)
     cuts = _value_at_rank(values, sizes)

@@ -4,13 +4,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
 
-from dspark.ops.draw import NUM_WORDS, DrawKind, DrawParams, filtered
+from dspark.ops.draw import NUM_WORDS, DrawKind, DrawParams
 from dspark.ops.triton.early import begin, early_launch
+from dspark.ops.triton.filters import TILE, Cuts, distances, find_cuts, is_kept
 from dspark.ops.triton.launch import INTERPRETED, block_of
 from dspark.ops.triton.noise import gumbel, stream_key
 
-_TILE = 1024
 _WORDS = tl.constexpr(NUM_WORDS)
 
 
@@ -32,21 +33,24 @@ def best_of(values, ids, AXIS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["V"])
 def _best_of_tiles(
-    logits, excluded, owners, positions, words, values, ids, V, STRIDE,
-    TILES: tl.constexpr, TILE: tl.constexpr, SAMPLED: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
+    logits, maxima, cuts, owners, positions, words, values, ids, V, STRIDE,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, SAMPLED: tl.constexpr,
+    EARLY: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """The best noisy logit of each tile of a row."""
+    """The best noisy logit of each tile of a row, among those that the cuts keep where there are any."""
     begin(EARLY)
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tile * TILE + tl.arange(0, TILE)
     inside = columns < V
     noisy = tl.load(logits + row * STRIDE + columns, mask=inside, other=float("-inf")).to(tl.float32)
     if SAMPLED:
-        key, temperature = noise_key(words, tl.load(owners + row), tl.load(positions + row))
+        owner = tl.load(owners + row)
+        key, temperature = noise_key(words, owner, tl.load(positions + row))
         noisy += temperature * gumbel(key, columns, PLAIN)
-    if excluded is not None:
-        is_out = tl.load(excluded + row * V + columns, mask=inside, other=1) != 0
-        noisy = tl.where(is_out, float("-inf"), noisy)
+        if cuts is not None:
+            own = words + tl.maximum(owner, 0) * _WORDS
+            distance, is_likely = distances(logits, maxima, own, row, columns, inside, STRIDE, PARTS, BLOCK)
+            noisy = tl.where(is_likely & is_kept(distance, columns, cuts, row), noisy, float("-inf"))
     best, place = best_of(noisy, columns, 0)
     tl.store(values + row * TILES + tile, best)
     tl.store(ids + row * TILES + tile, place)
@@ -54,8 +58,10 @@ def _best_of_tiles(
 
 @triton.jit
 def _best_of_rows(values, ids, tokens, V, STRIDE, TILES: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """The token of each row out of the bests of its tiles."""
+    """The token of each row out of the bests of its tiles; meanwhile the next kernel may come and wait."""
     begin(EARLY)
+    if EARLY:
+        gdc_launch_dependents()
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     found = tl.load(values + row * TILES + lanes, mask=lanes < TILES, other=float("-inf"))
     places = tl.load(ids + row * TILES + lanes, mask=lanes < TILES, other=2**31 - 1)
@@ -82,20 +88,43 @@ def new_tiles(num_rows: int, tiles: int, device: torch.device) -> tuple[Tensor, 
 
 def draw_rows(logits: Tensor, owners: Tensor, positions: Tensor, params: DrawParams, kind: DrawKind) -> Tensor:
     """See `dspark.ops.draw.draw_rows`."""
-    num_rows, vocab_size = logits.shape
-    tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    if not num_rows:
-        return tokens
-    excluded = None
-    if kind is DrawKind.FILTERED:
-        excluded = filtered(logits.to(torch.float32), params.of_rows(owners)) == -torch.inf
-    tiles, early = triton.cdiv(vocab_size, _TILE), early_launch()
-    values, ids = new_tiles(num_rows, tiles, logits.device)
-    logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    owners, positions = owners.contiguous(), positions.contiguous()
-    _best_of_tiles[(num_rows, tiles)](
-        logits, excluded, owners, positions, params.words, values, ids, vocab_size, logits.stride(0), tiles, _TILE,
-        kind is not DrawKind.GREEDY, early, INTERPRETED, num_warps=4, launch_pdl=early, enable_fp_fusion=False,
-    )  # fmt: skip
-    take_best(values, ids, tokens, vocab_size)
+    tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    if logits.shape[0]:
+        logits = logits if logits.stride(1) == 1 else logits.contiguous()
+        drawn = (logits, owners.contiguous(), positions.contiguous(), params)
+        if kind is DrawKind.FILTERED:
+            draw_filtered(*drawn, _bests(*drawn, is_sampled=False)[0], tokens)
+        else:
+            take_best(*_bests(*drawn, is_sampled=kind is DrawKind.SAMPLED), tokens, logits.shape[1])
     return tokens
+
+
+def draw_filtered(
+    logits: Tensor, owners: Tensor, positions: Tensor, params: DrawParams, maxima: Tensor, tokens: Tensor
+) -> None:
+    """Draw rows with filters into tokens [T], which may be strided; `maxima` as for `find_cuts`."""
+    cuts = find_cuts(logits, maxima, owners, params)
+    take_best(*_bests(logits, owners, positions, params, cuts=cuts), tokens, logits.shape[1])
+
+
+def _bests(
+    logits: Tensor,
+    owners: Tensor,
+    positions: Tensor,
+    params: DrawParams,
+    *,
+    is_sampled: bool = True,
+    cuts: Cuts | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Values and ids [T, tiles] of the best noisy logits of tiles."""
+    num_rows, vocab_size = logits.shape
+    tiles, early = triton.cdiv(vocab_size, TILE), early_launch()
+    values, ids = new_tiles(num_rows, tiles, logits.device)
+    maxima, cut = (cuts.maxima, cuts.cuts) if cuts else (None, None)
+    parts = cuts.maxima.shape[1] if cuts else 1
+    _best_of_tiles[(num_rows, tiles)](
+        logits, maxima, cut, owners, positions, params.words, values, ids, vocab_size, logits.stride(0), parts,
+        block_of(parts), tiles, TILE, is_sampled, early, INTERPRETED, num_warps=4, launch_pdl=early,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    return values, ids

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dspark.ops.draw import DrawKind, DrawParams
 from dspark.ops.markov import MarkovHead, draw_blocks_of
-from dspark.ops.triton.draw import best_of, draw_rows, new_tiles, noise_key, take_best
+from dspark.ops.triton.draw import best_of, draw_filtered, draw_rows, new_tiles, noise_key, take_best
 from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.elementwise import round_bf16
 from dspark.ops.triton.launch import INTERPRETED, block_of
@@ -16,6 +16,7 @@ from dspark.ops.triton.noise import gumbel
 from dspark.ops.triton.product import _add as add_products
 
 _COLUMNS, _STEP, _STAGES, _WARPS = 128, 128, 2, 4
+_ROWS = 0
 _CONFIDENCE_BLOCK = 1024
 
 
@@ -30,47 +31,57 @@ def _bf16_part(x, PLAIN: tl.constexpr):
 
 
 @triton.jit
-def _bias(weight, embed, previous, columns, inside, K: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr,
-          COLUMNS: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, PLAIN: tl.constexpr):  # fmt: skip
-    """[COLUMNS, ROWS]: the product of float32 rows of `embed` with bf16 rows of `weight`, as linear maps take it.
-
-    The rows are taken apart into three bf16 ones and so used exactly; the sums are added smallest first.
-    """
-    lanes = tl.arange(0, STEP)
-    first = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
-    second = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
-    third = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
-    rows = embed + previous[:, None] * K + lanes[None, :]
-    weights = weight + columns.to(tl.int64)[:, None] * K + lanes[None, :]
-    for start in tl.range(0, K, STEP, num_stages=STAGES):
-        known = (start + lanes < K)[None, :]
-        w = tl.load(weights + start, mask=(columns < N)[:, None] & known, other=0.0)
-        w = w.to(tl.float32) if PLAIN else w
-        x = tl.load(rows + start, mask=inside[:, None] & known, other=0.0).to(tl.float32)
-        part, rest = _bf16_part(x, PLAIN)
-        first = add_products(w, part, first, PLAIN)
-        part, rest = _bf16_part(rest, PLAIN)
-        second = add_products(w, part, second, PLAIN)
-        part, _ = _bf16_part(rest, PLAIN)
-        third = add_products(w, part, third, PLAIN)
-    return (third + second) + first
+def _add_parts(w, x, first, second, third, PLAIN: tl.constexpr):
+    """Add the products of the three bf16 parts of float32 rows to their sums."""
+    w = w.to(tl.float32) if PLAIN else w
+    part, rest = _bf16_part(x.to(tl.float32), PLAIN)
+    first = add_products(w, part, first, PLAIN)
+    part, rest = _bf16_part(rest, PLAIN)
+    second = add_products(w, part, second, PLAIN)
+    part, _ = _bf16_part(rest, PLAIN)
+    return first, second, add_products(w, part, third, PLAIN)
 
 
 @triton.jit(do_not_specialize=["R", "V", "k"])
 def _draw_step(
-    base, weight, embed, previous, positions, words, values, ids, R, V, k, BASE_ROW, BASE_STEP, PREVIOUS_STRIDE,
-    N: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    base, weight, embed, previous, positions, words, corrected, values, ids, R, V, k, BASE_ROW, BASE_STEP,
+    PREVIOUS_STRIDE, N: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     STEP: tl.constexpr, STAGES: tl.constexpr, SAMPLED: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """The best noisy logit of each tile of columns for token `k` of the blocks."""
-    begin(EARLY)
+    """The best noisy logit of each tile of columns for token `k` of the blocks; without noise also all logits.
+
+    The bias is the product of float32 rows of `embed` with bf16 rows of `weight`, as linear maps take it: rows are
+    taken apart into three bf16 ones and so used exactly, and the sums are added smallest first.
+    """
     rows, tile = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     columns = tile * COLUMNS + tl.arange(0, COLUMNS)
     inside = rows < R
-    before = tl.load(previous + rows * PREVIOUS_STRIDE, mask=inside, other=0)
-    bias = _bias(weight, embed, before, columns, inside, K, N, ROWS, COLUMNS, STEP, STAGES, PLAIN)
+    lanes = tl.arange(0, STEP)
+    weights = weight + columns.to(tl.int64)[:, None] * K + lanes[None, :]
+    is_column = (columns < N)[:, None]
+    if STEP >= K:
+        w = tl.load(weights, mask=is_column & (lanes < K)[None, :], other=0.0)
+    begin(EARLY)
+    known = (columns < V)[:, None] & inside[None, :]
     places = base + rows[None, :] * BASE_ROW + k * BASE_STEP + columns[:, None]
-    noisy = tl.load(places, mask=(columns < V)[:, None] & inside[None, :], other=float("-inf")) + bias
+    noisy = tl.load(places, mask=known, other=float("-inf"))
+    before = tl.load(previous + rows * PREVIOUS_STRIDE, mask=inside, other=0)
+    embedded = embed + before[:, None] * K + lanes[None, :]
+    first = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
+    second = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
+    third = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
+    if STEP >= K:
+        x = tl.load(embedded, mask=inside[:, None] & (lanes < K)[None, :], other=0.0)
+        first, second, third = _add_parts(w, x, first, second, third, PLAIN)
+    else:
+        for start in tl.range(0, K, STEP, num_stages=STAGES):
+            deep = (start + lanes < K)[None, :]
+            w = tl.load(weights + start, mask=is_column & deep, other=0.0)
+            x = tl.load(embedded + start, mask=inside[:, None] & deep, other=0.0)
+            first, second, third = _add_parts(w, x, first, second, third, PLAIN)
+    noisy += (third + second) + first
+    if corrected is not None:
+        tl.store(corrected + rows[None, :] * V + columns[:, None], noisy, mask=known)
     if SAMPLED:
         position = tl.load(positions + rows, mask=inside, other=0) + k
         key, temperature = noise_key(words, tl.where(inside, rows, 0), position)
@@ -86,26 +97,32 @@ _draw_token_by_token = draw_blocks_of(linear, draw_rows)
 def draw_blocks(
     base: Tensor, anchors: Tensor, positions: Tensor, head: MarkovHead, params: DrawParams, kind: DrawKind
 ) -> Tensor:
-    """See `dspark.ops.markov.draw_blocks_of`; filters and float32 weights take the loop that is written there."""
-    if kind is DrawKind.FILTERED or head.weight.dtype != torch.bfloat16 or not base.numel():
+    """See `dspark.ops.markov.draw_blocks_of`; float32 weights take the loop that is written there."""
+    if head.weight.dtype != torch.bfloat16 or not base.numel():
         return _draw_token_by_token(base, anchors, positions, head, params, kind)
     num_blocks, width, vocab_size = base.shape
     tokens = torch.empty(num_blocks, width, dtype=torch.int64, device=base.device)
     tiles, early = triton.cdiv(vocab_size, _COLUMNS), early_launch()
-    rows = 8 if num_blocks <= 8 else 16
+    rows = _ROWS or (8 if num_blocks <= 8 else 16)
     values, ids = new_tiles(num_blocks, tiles, base.device)
-    depth = head.weight.shape[1]
+    owners = corrected = None
+    if kind is DrawKind.FILTERED:
+        owners = torch.arange(num_blocks, device=base.device)
+        corrected = torch.empty(num_blocks, vocab_size, dtype=torch.float32, device=base.device)
     base = base if base.stride(2) == 1 else base.contiguous()
     previous, positions = anchors, positions.contiguous()
     for k in range(width):
         _draw_step[(triton.cdiv(num_blocks, rows), tiles)](
-            base, head.weight, head.embed, previous, positions, params.words, values, ids, num_blocks, vocab_size, k,
-            base.stride(0), base.stride(1), previous.stride(0), head.weight.shape[0], depth, tiles, rows, _COLUMNS,
-            _STEP, _STAGES, kind is not DrawKind.GREEDY, early, INTERPRETED, num_warps=_WARPS, launch_pdl=early,
-            enable_fp_fusion=False,
+            base, head.weight, head.embed, previous, positions, params.words, corrected, values, ids, num_blocks,
+            vocab_size, k, base.stride(0), base.stride(1), previous.stride(0), *head.weight.shape, tiles, rows,
+            _COLUMNS, _STEP, _STAGES, kind is DrawKind.SAMPLED, early, INTERPRETED, num_warps=_WARPS,
+            launch_pdl=early, enable_fp_fusion=False,
         )  # fmt: skip
         previous = tokens[:, k]
-        take_best(values, ids, previous, vocab_size)
+        if owners is None or corrected is None:
+            take_best(values, ids, previous, vocab_size)
+        else:
+            draw_filtered(corrected, owners, positions + k, params, values, previous)
     return tokens
 
 

@@ -50,8 +50,8 @@ def judge_drafts(
         positions = None if positions is None else positions.contiguous()
         early = early_launch()
         _judge[(num_requests,)](
-            drawn, drafts.contiguous(), row_starts.contiguous(), verify_lens.contiguous(), chances, seeds, positions, tokens, counts,
-            drawn.shape[0], 0 if seeds is None else seeds.stride(0), width, block_of(width + 1), early, num_warps=1,
-            launch_pdl=early,
+            drawn, drafts.contiguous(), row_starts.contiguous(), verify_lens.contiguous(), chances, seeds, positions,
+            tokens, counts, drawn.shape[0], 0 if seeds is None else seeds.stride(0), width, block_of(width + 1), early,
+            num_warps=1, launch_pdl=early,
         )  # fmt: skip
     return Judgement(tokens, counts)
