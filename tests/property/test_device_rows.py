@@ -9,7 +9,7 @@ from dspark.ops.draw import DrawKind, DrawParams
 from dspark.ops.markov import MarkovHead
 from dspark.ops.opset import TORCH_OPS
 from dspark.sampling import RequestSampling, RowSampling, draw
-from dspark.sampling.device_rows import DeviceSampling, draw_rows, draws_on_device
+from dspark.sampling.device_rows import DeviceSampling, drafts_on_device, draw_rows, draws_on_device
 from dspark.speculative import ForcedAcceptance, VerifySpan, verify
 from dspark.speculative.device_verdict import DeviceVerdict
 
@@ -107,12 +107,13 @@ def test_a_block_is_drawn_as_the_loop_draws_it():
 
 def test_what_only_the_host_can_draw():
     for params in (
-        SamplingParams(logprobs=0),
-        SamplingParams(prompt_logprobs=1),
         SamplingParams(logit_bias={1: 1.0}),
         SamplingParams(presence_penalty=1.0),
         SamplingParams(temperature=1.0, sampler="ratio"),
     ):
         assert not draws_on_device(params)
+        assert not drafts_on_device(params)
+    for params in (SamplingParams(logprobs=0), SamplingParams(prompt_logprobs=1)):
+        assert drafts_on_device(params) and not draws_on_device(params)
     assert draws_on_device(SamplingParams(sampler="ratio"))
     assert draws_on_device(SamplingParams(temperature=1.0, top_p=0.9, top_k=4, min_p=0.1))

@@ -1,12 +1,11 @@
-"""Draft blocks drawn inside the graph that computes them, for requests whose draws need nothing but a temperature."""
+"""Draft blocks drawn inside the graph that computes them, where no host has to look at them."""
 
 from collections.abc import Sequence
 
 import torch
 
 from dspark.engine.pass_graphs import DraftGraphs
-from dspark.sampling import uses_ratio_test
-from dspark.sampling.rows import changes_logits
+from dspark.sampling.device_rows import drafts_on_device
 from dspark.scheduler.plan import RequestId
 from dspark.speculative.dspark import DSparkProposer
 from dspark.speculative.proposer import Proposal, ProposalRequest
@@ -33,7 +32,7 @@ class GraphProposer:
     def propose(self, requests: Sequence[ProposalRequest]) -> Proposal:
         """See `Proposer.propose`."""
         num_blocks = self._graphs.plan.rows_for(len(requests))
-        if num_blocks is None or not all(map(draws_by_temperature, requests)):
+        if num_blocks is None or not all(drafts_on_device(request.sampling.params) for request in requests):
             return self.inner.propose(requests)
         spans = [next_span(self._states[request.request_id], self.num_speculative_tokens) for request in requests]
         params = [request.sampling.params for request in requests]
@@ -44,11 +43,3 @@ class GraphProposer:
     def forget(self, request_id: RequestId) -> None:
         """See `Proposer.forget`."""
         self.inner.forget(request_id)
-
-
-def draws_by_temperature(request: ProposalRequest) -> bool:
-    """Whether a request's drafts are the argmax of its logits, plain or over a temperature plus the keyed noise."""
-    params = request.sampling.params
-    filters = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
-    is_free = request.sampling.constraint is None and not changes_logits(params)
-    return is_free and not uses_ratio_test(params) and (params.is_greedy or not filters)

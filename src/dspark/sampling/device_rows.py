@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dspark.config.sampling import SamplingParams
-from dspark.ops.draw import NUM_WORDS, DrawKind, DrawParams
+from dspark.ops.draw import DrawKind, DrawParams
 from dspark.ops.opset import ops_for
 from dspark.sampling.adjust import narrow_vocabulary
 from dspark.sampling.rows import changes_logits, uses_ratio_test
@@ -22,31 +22,32 @@ class DeviceSampling:
     """
 
     def __init__(self, max_requests: int, device: torch.device) -> None:
-        is_pinned = device.type == "cuda"
-        self._host = torch.zeros(max_requests, NUM_WORDS, dtype=torch.int64, pin_memory=is_pinned)
-        self._host[:] = DrawParams.pack([SamplingParams()]).words
-        self.params = DrawParams(self._host.to(device))
-        self._filled: list[SamplingParams | None] = [None] * max_requests
+        self.params = DrawParams(DrawParams.pack([SamplingParams()] * max_requests).words.to(device))
+        self._filled = [SamplingParams()] * max_requests
 
     def fill(self, params: Sequence[SamplingParams]) -> DrawKind:
         """Set slots 0, 1, .. and return what draws of these requests need.
 
-        One copy, and none where the slots hold them already. The host's side of it is written again only after a pass
-        that followed it has been waited for.
+        One copy in the order of the stream, for which nobody waits, and none where the slots hold them already.
         """
         count = len(params)
         if self._filled[:count] != list(params):
-            self._host[:count] = DrawParams.pack(params).words
             self._filled[:count] = params
-            self.params.words.copy_(self._host, non_blocking=True)
+            words = DrawParams.pack(params).words
+            # Pinned memory is given to nobody else before its copy is done.
+            words = words.pin_memory() if self.params.words.is_cuda else words
+            self.params.words[:count].copy_(words, non_blocking=True)
         return max(map(DrawKind.of, params), default=DrawKind.GREEDY)
 
 
+def drafts_on_device(params: SamplingParams) -> bool:
+    """Whether a request's tokens follow from its logits, seed, position and filters alone."""
+    return not (changes_logits(params) or params.structured is not None or uses_ratio_test(params))
+
+
 def draws_on_device(params: SamplingParams) -> bool:
-    """Whether a request's tokens follow from its logits, seed, position and filters alone, and nobody asks for more."""
-    reads_logits = params.logprobs is not None or params.prompt_logprobs is not None
-    is_bound = changes_logits(params) or params.structured is not None
-    return not (reads_logits or is_bound or uses_ratio_test(params))
+    """The same of a request whose rows nobody wants to know more of than their tokens."""
+    return drafts_on_device(params) and params.logprobs is None and params.prompt_logprobs is None
 
 
 def draw_rows(

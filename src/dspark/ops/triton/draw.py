@@ -4,7 +4,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents
 
 from dspark.ops.draw import NUM_WORDS, DrawKind, DrawParams
 from dspark.ops.triton.early import begin, early_launch
@@ -24,11 +23,10 @@ def noise_key(words, owner, position):
 
 
 @triton.jit
-def best_of(values, ids, AXIS: tl.constexpr):
-    """(largest value, its id) along an axis; ties to the lower id."""
-    best = tl.max(values, AXIS)
-    is_best = values == (best if AXIS is None else tl.expand_dims(best, AXIS))
-    return best, tl.min(tl.where(is_best, ids, 2**31 - 1), AXIS)
+def best_of(values, ids):
+    """(largest value, its id) along the first axis; ties to the lower id."""
+    best = tl.max(values, 0)
+    return best, tl.min(tl.where(values == tl.expand_dims(best, 0), ids, 2**31 - 1), 0)
 
 
 @triton.jit(do_not_specialize=["V"])
@@ -51,21 +49,19 @@ def _best_of_tiles(
             own = words + tl.maximum(owner, 0) * _WORDS
             distance, is_likely = distances(logits, maxima, own, row, columns, inside, STRIDE, PARTS, BLOCK)
             noisy = tl.where(is_likely & is_kept(distance, columns, cuts, row), noisy, float("-inf"))
-    best, place = best_of(noisy, columns, 0)
+    best, place = best_of(noisy, columns)
     tl.store(values + row * TILES + tile, best)
     tl.store(ids + row * TILES + tile, place)
 
 
 @triton.jit
 def _best_of_rows(values, ids, tokens, V, STRIDE, TILES: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """The token of each row out of the bests of its tiles; meanwhile the next kernel may come and wait."""
+    """The token of each row out of the bests of its tiles."""
     begin(EARLY)
-    if EARLY:
-        gdc_launch_dependents()
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     found = tl.load(values + row * TILES + lanes, mask=lanes < TILES, other=float("-inf"))
     places = tl.load(ids + row * TILES + lanes, mask=lanes < TILES, other=2**31 - 1)
-    _, token = best_of(found, places, 0)
+    _, token = best_of(found, places)
     # A row of numbers that are none still names a token that exists.
     tl.store(tokens + row * STRIDE, tl.minimum(token, V - 1).to(tl.int64))
 

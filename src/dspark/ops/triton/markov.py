@@ -16,7 +16,6 @@ from dspark.ops.triton.noise import gumbel
 from dspark.ops.triton.product import _add as add_products
 
 _COLUMNS, _STEP, _STAGES, _WARPS = 128, 128, 2, 4
-_ROWS = 0
 _CONFIDENCE_BLOCK = 1024
 
 
@@ -53,15 +52,13 @@ def _draw_step(
     The bias is the product of float32 rows of `embed` with bf16 rows of `weight`, as linear maps take it: rows are
     taken apart into three bf16 ones and so used exactly, and the sums are added smallest first.
     """
+    begin(EARLY)
     rows, tile = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     columns = tile * COLUMNS + tl.arange(0, COLUMNS)
     inside = rows < R
     lanes = tl.arange(0, STEP)
     weights = weight + columns.to(tl.int64)[:, None] * K + lanes[None, :]
     is_column = (columns < N)[:, None]
-    if STEP >= K:
-        w = tl.load(weights, mask=is_column & (lanes < K)[None, :], other=0.0)
-    begin(EARLY)
     known = (columns < V)[:, None] & inside[None, :]
     places = base + rows[None, :] * BASE_ROW + k * BASE_STEP + columns[:, None]
     noisy = tl.load(places, mask=known, other=float("-inf"))
@@ -70,15 +67,11 @@ def _draw_step(
     first = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
     second = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
     third = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
-    if STEP >= K:
-        x = tl.load(embedded, mask=inside[:, None] & (lanes < K)[None, :], other=0.0)
+    for start in tl.range(0, K, STEP, num_stages=STAGES):
+        deep = (start + lanes < K)[None, :]
+        w = tl.load(weights + start, mask=is_column & deep, other=0.0)
+        x = tl.load(embedded + start, mask=inside[:, None] & deep, other=0.0)
         first, second, third = _add_parts(w, x, first, second, third, PLAIN)
-    else:
-        for start in tl.range(0, K, STEP, num_stages=STAGES):
-            deep = (start + lanes < K)[None, :]
-            w = tl.load(weights + start, mask=is_column & deep, other=0.0)
-            x = tl.load(embedded + start, mask=inside[:, None] & deep, other=0.0)
-            first, second, third = _add_parts(w, x, first, second, third, PLAIN)
     noisy += (third + second) + first
     if corrected is not None:
         tl.store(corrected + rows[None, :] * V + columns[:, None], noisy, mask=known)
@@ -86,7 +79,7 @@ def _draw_step(
         position = tl.load(positions + rows, mask=inside, other=0) + k
         key, temperature = noise_key(words, tl.where(inside, rows, 0), position)
         noisy += temperature[None, :] * gumbel(key[None, :], columns[:, None], PLAIN)
-    best, place = best_of(noisy, columns[:, None], 0)
+    best, place = best_of(noisy, columns[:, None])
     tl.store(values + rows * TILES + tile, best, mask=inside)
     tl.store(ids + rows * TILES + tile, place, mask=inside)
 
@@ -103,7 +96,7 @@ def draw_blocks(
     num_blocks, width, vocab_size = base.shape
     tokens = torch.empty(num_blocks, width, dtype=torch.int64, device=base.device)
     tiles, early = triton.cdiv(vocab_size, _COLUMNS), early_launch()
-    rows = _ROWS or (8 if num_blocks <= 8 else 16)
+    rows = 8 if num_blocks <= 8 else 16
     values, ids = new_tiles(num_blocks, tiles, base.device)
     owners = corrected = None
     if kind is DrawKind.FILTERED:
