@@ -22,6 +22,7 @@ from dspark.models.registry import parse_config
 from dspark.ops.library import with_library_products
 from dspark.ops.opset import TORCH_OPS
 from dspark.ops.packing import Kind, PackedWeight
+from dspark.ops.table import StoredTable, TablePlace, table_rows
 from support.fake_memory import FakeMemory
 from support.tiny_models import tiny_config
 
@@ -80,8 +81,8 @@ def test_contexts_and_products_stand_side_by_side():
 def test_weights_that_overflow_are_refused(monkeypatch):
     numbers = dummy_model
 
-    def overflowing(*arguments):
-        model = numbers(*arguments)
+    def overflowing(*arguments, **options):
+        model = numbers(*arguments, **options)
         model.target.head.weight.fill_(float("inf"))
         return model
 
@@ -127,6 +128,16 @@ def test_weights_have_the_forms_that_products_read(family):
     assert layer.attn.wq_a.weight.kind is Kind.FP8
     assert model.target.head.weight.dtype == layer.ffn.gate.weight.dtype == torch.bfloat16
     assert model.target.embed.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("place", [TablePlace.DEVICE, TablePlace.MAPPED])
+def test_engram_tables_have_their_storage_form(place):
+    plan = geometry_of("v41", quantised=True).plan
+    model = dummy_model(plan, PACKING_OPS, torch.bfloat16, torch.device("cpu"), engram_tables=place)
+    tables = [layer.engram.embed.weight for layer in model.target.layers if layer.engram is not None]
+    assert tables and all(isinstance(table, StoredTable) and table.place is place for table in tables)
+    rows = table_rows(tables[0], torch.arange(tables[0].shape[0]))
+    assert rows.isfinite().all() and 0.3 < rows.std() < 3
 
 
 def test_the_same_weights_serve_plain_decoding():

@@ -8,6 +8,7 @@ import torch
 from dspark.engine import embedded_folder
 from dspark.models.build import load_model
 from dspark.ops.packing import PackedWeight, unpack
+from dspark.ops.table import StoredTable, table_rows
 
 pytest.importorskip("triton")
 
@@ -23,7 +24,7 @@ def weights_of(model):
     for name, module in model.named_modules():
         for leaf in ("weight", "w13", "w2"):
             weight = getattr(module, leaf, None)
-            if isinstance(weight, PackedWeight | torch.Tensor):
+            if isinstance(weight, PackedWeight | StoredTable | torch.Tensor):
                 yield f"{name}.{leaf}", weight
 
 
@@ -31,8 +32,15 @@ def test_every_weight_has_its_values(models):
     plain, held = (dict(weights_of(model)) for model in models)
     assert plain.keys() == held.keys()
     for name, weight in held.items():
-        values = unpack(weight).view_as(plain[name]) if isinstance(weight, PackedWeight) else weight.float()
-        assert torch.equal(values, plain[name]), name
+        assert torch.equal(values_of(weight).view_as(plain[name]), plain[name]), name
+
+
+def values_of(weight):
+    if isinstance(weight, PackedWeight):
+        return unpack(weight)
+    if isinstance(weight, StoredTable):
+        return table_rows(weight, torch.arange(weight.shape[0]))
+    return weight.float()
 
 
 def test_products_read_codes(models):

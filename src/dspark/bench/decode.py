@@ -43,6 +43,7 @@ from dspark.engine.threads import use_threads_for
 from dspark.models.build import Model
 from dspark.models.facts import model_facts
 from dspark.ops.library import with_library_products
+from dspark.ops.table import TablePlace
 
 _WARM_STEPS = 6
 _ROUTE_STEPS = 2
@@ -71,7 +72,13 @@ def run_decode_bench(
     bandwidth = copy_bandwidth(placement.device) if placement.device.type == "cuda" else None
     _release(placement.device)
     with torch.no_grad():
-        model = dummy_model(geometry.plan, placement.ops, placement.dtype, placement.device)
+        model = dummy_model(
+            geometry.plan,
+            placement.ops,
+            placement.dtype,
+            placement.device,
+            engram_tables=TablePlace(settings.engram_tables),
+        )
     memory = _memory(geometry, model, config, placement.device)
     _release(placement.device)
     figures = []
@@ -271,6 +278,7 @@ def _config(
         max_num_pages=count * request_pages(geometry, max_len),
         enable_prefix_caching=False,
         enforce_eager=is_eager,
+        engram_tables=settings.engram_tables,
         gpu_memory_utilization=_MEMORY_SHARE,
         speculative_config=speculative,
     )

@@ -12,6 +12,7 @@ from dspark.engine.sizing import sizes_of
 from dspark.models.facts import model_facts
 from dspark.models.model_bytes import planned_bytes
 from dspark.models.sharding import shard_plan
+from dspark.ops.table import TablePlace
 from dspark.parallel.shard import Shard
 from dspark.state.geometry import state_geometry
 
@@ -33,7 +34,7 @@ def check_memory(geometry: Geometry, config: Config, placement: Placement) -> Me
     """
     part = shard_plan(geometry.plan, Shard(0, config.tensor_parallel_size, config.enable_expert_parallel))
     need = MemoryNeed(
-        planned_bytes(part, placement.ops),
+        planned_bytes(part, placement.ops, TablePlace(config.engram_tables)),
         request_bytes(geometry, config),
         memory_of(placement.device, config).room().spendable,
     )

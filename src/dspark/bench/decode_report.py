@@ -1,7 +1,7 @@
 """What a decode benchmark measures and what it found: settings, figures, and the report around them."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from dspark.bench.decode_phases import Phases
 from dspark.bench.decode_profile import StepProfile
@@ -27,6 +27,7 @@ class DecodeSettings:
         eager: capture nothing.
         ranks: devices that share every layer.
         exactness: whose products are used, one figure each; see `Config.exactness`.
+        engram_tables: where they lie, see `Config.engram_tables`.
     """
 
     requests: tuple[int, ...] = (1, 4, 16)
@@ -39,6 +40,7 @@ class DecodeSettings:
     eager: bool = False
     ranks: int = 1
     exactness: tuple[str, ...] = (EXACT,)
+    engram_tables: Literal["device", "pinned", "mapped"] = "device"
 
     @property
     def stamped_steps(self) -> int:

@@ -13,22 +13,26 @@ from torch import Tensor, nn
 from dspark.bench.kernel_shapes import Form
 from dspark.bench.random_weights import random_weight
 from dspark.checkpoint.plan import TensorPlan
-from dspark.layers.engram import EngramTable
+from dspark.layers.engram import Engram, EngramTable
 from dspark.layers.linear import Embedding, GroupedLinear, LinearGroup
 from dspark.layers.moe import HashRouter, RoutedExperts
-from dspark.layers.plans import ModelPlan
+from dspark.layers.plans import ModelPlan, Storage
 from dspark.models.build import Model
+from dspark.models.engram_storage import set_table
 from dspark.models.model_bytes import model_without_memory, packed_parts
 from dspark.models.packed_weights import join_maps
 from dspark.models.sharding import shard_plan
 from dspark.ops.opset import OpSet
 from dspark.ops.packing import GROUP_ROWS, Kind, PackedWeight
+from dspark.ops.table import TABLE_GROUP, StoredTable, TablePlace
 from dspark.parallel.group import ALONE, RankGroup
 from dspark.parallel.shard import Shard
 
 # Codes of e4m3 are large: with scales lowered by 2^4 a map of a few thousand columns keeps the size of its input, so
 # that a row's route depends on its own token more than on what all rows of a request have in common.
 _LOWER_SCALES = 0x04040404
+# Codes without this bit are numbers; under this scale, 2^-6, rows of them have about unit variance.
+_NO_NAN, _TABLE_SCALE = 0xF7, 121
 _FP8_FORMS = {(32, 32): Form.FP8_32, (128, 128): Form.FP8_128}
 
 
@@ -39,11 +43,12 @@ def dummy_model(
     device: torch.device,
     ranks: RankGroup = ALONE,
     whole_experts: bool = False,
+    engram_tables: TablePlace = TablePlace.DEVICE,
 ) -> Model:
     """A model whose weights are random, the same on every call; what ranks divide differs from rank to rank.
 
     Args:
-        plan: of the geometry. ops, dtype, device, ranks, whole_experts: as for `load_model`.
+        plan: of the geometry. ops, dtype, device, ranks, whole_experts, engram_tables: as for `load_model`.
     """
     model = model_without_memory(shard_plan(plan, Shard(ranks.rank, ranks.size, whole_experts)), ops, dtype, ranks)
     divided = _divided_weights(plan, model)
@@ -52,6 +57,8 @@ def dummy_model(
     for number, (path, parts) in enumerate(packed.items()):
         seed = number + len(packed) * ranks.rank if path in divided else number
         _set_packed(model, path, parts, device, seed)
+    if ops.reads_codes or engram_tables is not TablePlace.DEVICE:
+        _set_tables(model, engram_tables, device)
     for owner, name, path in _empty_parameters(model):
         _fill_values(owner, name, device, own if path in divided else generator)
     for module in model.modules():
@@ -80,7 +87,7 @@ def with_ops(model: Model, ops: OpSet) -> Model:
     for module, source in zip(twin.modules(), model.modules(), strict=True):
         module._parameters, module._buffers = source._parameters, source._buffers
         for key, value in vars(source).items():
-            if isinstance(value, Tensor | PackedWeight):
+            if isinstance(value, Tensor | PackedWeight | StoredTable):
                 setattr(module, key, value)
             elif isinstance(value, LinearGroup):
                 getattr(module, key).share(value)
@@ -109,6 +116,25 @@ def _set_packed(model: Model, path: str, parts: list[TensorPlan], device: torch.
     if isinstance(weight, Tensor):
         weight = nn.Parameter(weight if isinstance(module, RoutedExperts) else weight[0], requires_grad=False)
     setattr(module, leaf, weight)
+
+
+def _set_tables(model: Model, place: TablePlace, device: torch.device) -> None:
+    """Random Engram tables in their storage form, where they are wanted; no file is mapped, so that is the host too."""
+    where = device if place is TablePlace.DEVICE else torch.device("cpu")
+    generator = torch.Generator(device=where).manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, Engram):
+            shape = module.embed.weight.shape
+            if module.storage is Storage.FP8_ROW:
+                values = torch.empty(shape, dtype=torch.uint8, device=where).random_(generator=generator)
+                values.bitwise_and_(_NO_NAN)
+                groups = -(-shape[1] // TABLE_GROUP)
+                scales = torch.full((shape[0], groups), _TABLE_SCALE, dtype=torch.uint8, device=where)
+                table = StoredTable(values, scales, place)
+            else:
+                values = torch.empty(shape, dtype=torch.bfloat16, device=where).normal_(generator=generator)
+                table = StoredTable(values, None, place)
+            set_table(module.embed, table, device)
 
 
 def _form_of(one: TensorPlan) -> Form:

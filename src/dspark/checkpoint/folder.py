@@ -31,6 +31,8 @@ class TensorSource(Protocol):
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor: ...
 
+    def mapped(self, name: str) -> Tensor: ...
+
 
 class SafetensorsFolder:
     """The tensors of one checkpoint, by name. A context manager; open files are closed at its end.
@@ -103,6 +105,20 @@ class SafetensorsFolder:
         if len(entry.shape) != 2:
             raise CheckpointError(f"{entry.file}: tensor {name} of shape {list(entry.shape)} has no columns to slice")
         return self._read_columns(entry, (first, last), _bounds(entry, columns, entry.shape[1]))
+
+    def mapped(self, name: str) -> Tensor:
+        """A tensor whose bytes stay in the file, of which the system reads what is looked at. It must not be written.
+
+        Raises:
+            CheckpointError: no such tensor, or its bytes lie where values of its type cannot.
+        """
+        entry = self._entry(name)
+        dtype = TORCH_DTYPES[entry.dtype]
+        if entry.offset % dtype.itemsize:
+            raise CheckpointError(f"{entry.file}: tensor {name} does not lie at a multiple of {dtype.itemsize} bytes")
+        stop = entry.offset + entry.num_bytes
+        content = torch.from_file(str(entry.file), shared=False, size=stop, dtype=torch.uint8)
+        return content[entry.offset :].view(dtype).view(entry.shape)
 
     def _entry(self, name: str) -> TensorEntry:
         if name not in self._entries:

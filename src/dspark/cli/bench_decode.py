@@ -17,7 +17,7 @@ from dspark.cli import options
 from dspark.cli.bench_inputs import check_outputs
 from dspark.cli.console import note, print_report
 from dspark.cli.files import write_whole
-from dspark.cli.options import DraftChoice
+from dspark.cli.options import DraftChoice, EngramTablesChoice
 from dspark.cli.roofline import publish_json
 from dspark.config.errors import DSparkError
 
@@ -62,6 +62,7 @@ def decode(
     engram_rows: Annotated[
         int, typer.Option("--engram-rows", help="Rows of each Engram table at most; look-ups stay as many.")
     ] = _ENGRAM_ROWS,
+    engram_tables: options.EngramTables = EngramTablesChoice.DEVICE,
     profile: Annotated[bool, typer.Option("--profile", help="Also list the kernels of a step.")] = False,
     eager: Annotated[bool, typer.Option("--eager", help="Capture no graphs.")] = False,
     json_file: options.JsonFile = None,
@@ -88,6 +89,7 @@ def decode(
         eager=eager,
         ranks=tp,
         exactness=_products(exactness),
+        engram_tables=engram_tables.value,
     )
     report = run_decode_bench(chosen, settings, on_figure=_tell)
     if plot is not None:
@@ -206,6 +208,8 @@ def _lines(report: DecodeReport) -> list[str]:
         f"{report.geometry}{cuts}, random weights, {device}, torch {machine['torch']}",
         f"memory: {report.memory.sentence()}; {report.memory.num_possible:,} requests of this length would fit",
     ]
+    if settings.engram_tables != "device":
+        lines.append(f"Engram tables, if there are any, lie in the host's memory: {settings.engram_tables}")
     if settings.with_draft and settings.accepted_len is not None:
         lines.append(f"acceptance is forced to a mean length of {settings.accepted_len:g}: the text means nothing")
     if report.copy_bandwidth is not None:

@@ -7,7 +7,7 @@ import typer
 
 from dspark.cli import exit_codes, options
 from dspark.cli.console import fail, note, out, print_json
-from dspark.cli.options import DraftChoice, ExactnessChoice
+from dspark.cli.options import DraftChoice, EngramTablesChoice, ExactnessChoice
 from dspark.cli.session import model_folder, model_name
 from dspark.config import Config, SpeculativeConfig
 from dspark.config.errors import DSparkError
@@ -44,6 +44,7 @@ def doctor(
     max_num_seqs: options.MaxNumSeqs = DEFAULTS.max_num_seqs,
     max_num_batched_tokens: options.MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
     max_model_len: options.MaxModelLen = None,
+    engram_tables: options.EngramTables = EngramTablesChoice.DEVICE,
     exactness: options.Exactness = ExactnessChoice.EXACT,
     as_json: options.Json = False,
 ) -> None:
@@ -62,6 +63,7 @@ def doctor(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
+        engram_tables=engram_tables.value,
         exactness=exactness.value,
         speculative_config=speculative,
     )

@@ -20,6 +20,14 @@ class ExactnessChoice(StrEnum):
     FAST = "fast"
 
 
+class EngramTablesChoice(StrEnum):
+    """Where Engram tables lie."""
+
+    DEVICE = "device"
+    PINNED = "pinned"
+    MAPPED = "mapped"
+
+
 class DraftChoice(StrEnum):
     """Who proposes tokens."""
 
@@ -42,6 +50,10 @@ MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", help="Requests that r
 MaxNumBatchedTokens = Annotated[int, typer.Option("--max-num-batched-tokens", help="Rows of one pass at most.")]
 MaxModelLen = Annotated[
     int | None, typer.Option("--max-model-len", help="Tokens of a request at most; the model's limit without it.")
+]
+EngramTables = Annotated[
+    EngramTablesChoice,
+    typer.Option("--engram-tables", help="Beside the weights, in pinned host memory, or mapped from their file."),
 ]
 Exactness = Annotated[
     ExactnessChoice,

@@ -13,7 +13,7 @@ import typer
 from dspark.cli import options
 from dspark.cli.console import note, out
 from dspark.cli.files import read_text
-from dspark.cli.options import DraftChoice, ExactnessChoice
+from dspark.cli.options import DraftChoice, EngramTablesChoice, ExactnessChoice
 from dspark.config import Config, SpeculativeConfig
 from dspark.config.errors import DSparkError
 from dspark.config.speculative_json import read_speculative_json
@@ -62,6 +62,7 @@ def serve(
     no_prefix_caching: Annotated[
         bool, typer.Option("--no-prefix-caching", help="Compute every prompt from its first token.")
     ] = False,
+    engram_tables: options.EngramTables = EngramTablesChoice.DEVICE,
     exactness: options.Exactness = ExactnessChoice.EXACT,
     served_model_name: Annotated[
         list[str] | None,
@@ -122,6 +123,7 @@ def serve(
         "max_model_len": max_model_len,
         "max_num_pages": max_num_pages,
         "enable_prefix_caching": not no_prefix_caching,
+        "engram_tables": engram_tables.value,
         "exactness": exactness.value,
         **_speculation(speculative_config, draft),
     }

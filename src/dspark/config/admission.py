@@ -236,6 +236,21 @@ def refuse_graphs(question: Question) -> Iterator[str]:
         yield f'cudagraph_mode {mode.value} needs a device that captures graphs and the CPU does not; use "none".'
 
 
+def refuse_engram_tables(question: Question) -> Iterator[str]:
+    """Kernels read what is pinned; what is mapped the host reads, between two launches."""
+    config, mode = question.config, question.config.compilation_config.cudagraph_mode
+    if not question.facts.has_engram or question.hardware is None:
+        return
+    if config.engram_tables == "pinned" and not _runs_on_cuda(question):
+        yield 'engram_tables pinned needs an accelerator that reads them; use "device" or "mapped".'
+    is_eager = config.enforce_eager or mode is CUDAGraphMode.NONE
+    if config.engram_tables == "mapped" and _may_have_graphs(question) and not is_eager:
+        yield (
+            "engram_tables mapped are read by the host, which no captured pass can wait for; use "
+            'engram_tables="pinned", or enforce_eager.'
+        )
+
+
 def refuse_engine(question: Question) -> Iterator[str]:
     """What is asked for must be something that this engine does."""
     config, engine = question.config, question.engine
@@ -293,6 +308,7 @@ REFUSALS: tuple[Rule, ...] = (
     refuse_small_batch,
     refuse_long_context,
     refuse_graphs,
+    refuse_engram_tables,
     refuse_engine,
     refuse_hardware,
 )

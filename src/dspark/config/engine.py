@@ -20,6 +20,7 @@ KV_CACHE_DTYPES: tuple[str, ...] = ("bf16", "fp32", "fp8", "fp4")
 INDEX_CACHE_DTYPES: tuple[str, ...] = ("fp8", "fp4", "bf16")
 DEVICES: tuple[str, ...] = ("auto", "cpu", "cuda")
 DTYPES: tuple[str, ...] = ("auto", "bf16", "fp32")
+ENGRAM_TABLES: tuple[str, ...] = ("device", "pinned", "mapped")
 EXACTNESS: tuple[str, ...] = ("exact", "fast")
 
 
@@ -43,6 +44,8 @@ class Config:
         enforce_eager: never capture graphs.
         device: "auto" takes an accelerator when there is one and the engine has kernels for it.
         dtype: activations; "auto" is fp32 on the CPU and bf16 elsewhere.
+        engram_tables: where they lie: "device" is beside the weights, "pinned" is memory of the host that kernels read,
+            "mapped" is their file, of which the host reads rows when they are asked for.
         exactness: "fast" may use products of the vendor's library, and then a request's tokens may depend on others.
         gpu_memory_utilization: share of the device memory that weights, state, graphs and workspaces may take.
         compilation_config, speculative_config: see there; no speculative_config means plain decoding.
@@ -63,6 +66,7 @@ class Config:
     enforce_eager: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "bf16", "fp32"] = "auto"
+    engram_tables: Literal["device", "pinned", "mapped"] = "device"
     exactness: Literal["exact", "fast"] = "exact"
     gpu_memory_utilization: float = DEFAULT_GPU_MEMORY_UTILIZATION
     compilation_config: CompilationConfig = field(default_factory=CompilationConfig)
@@ -82,6 +86,7 @@ class Config:
         require_choice("index_cache_dtype", self.index_cache_dtype, INDEX_CACHE_DTYPES)
         require_choice("device", self.device, DEVICES)
         require_choice("dtype", self.dtype, DTYPES)
+        require_choice("engram_tables", self.engram_tables, ENGRAM_TABLES)
         require_choice("exactness", self.exactness, EXACTNESS)
         require_number("gpu_memory_utilization", self.gpu_memory_utilization, above=0.0, high=1.0)
         _require_type("compilation_config", self.compilation_config, CompilationConfig)

@@ -38,6 +38,7 @@ class ModelFacts:
         sharded: dimensions that tensor parallelism divides.
         fingerprint: identity of the release; a drafter must carry its target's.
         has_vision: the checkpoint also holds a vision tower, which is not loaded.
+        has_engram: it has Engram tables.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ModelFacts:
     sharded: tuple[ShardedDimension, ...] = ()
     fingerprint: str = ""
     has_vision: bool = False
+    has_engram: bool = False
 
 
 @dataclass(frozen=True)

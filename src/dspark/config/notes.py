@@ -55,6 +55,12 @@ def note_fast(question: Question) -> Iterator[str]:
         )
 
 
+def note_engram_tables(question: Question) -> Iterator[str]:
+    place = question.config.engram_tables
+    if place != "device" and not question.facts.has_engram:
+        yield f"engram_tables {place} has no effect: {question.facts.name} has no Engram tables."
+
+
 def note_vision(question: Question) -> Iterator[str]:
     if question.facts.has_vision:
         yield "the vision tower is not loaded: text requests only."
@@ -83,6 +89,7 @@ NOTES: tuple[Rule, ...] = (
     note_idle_devices,
     note_memory_share,
     note_fast,
+    note_engram_tables,
     note_vision,
     note_plain,
 )

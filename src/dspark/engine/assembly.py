@@ -25,6 +25,7 @@ from dspark.engine.tokenizer import TextTokenizer, generation_eos_ids
 from dspark.layers.plans import ModelPlan
 from dspark.models.build import Model, load_model
 from dspark.models.model_bytes import planned_bytes
+from dspark.ops.table import TablePlace
 from dspark.scheduler.scheduler import Scheduler
 from dspark.state.prefix_cache import PrefixCache
 
@@ -124,7 +125,8 @@ def assemble(
     memory = memory_of(sketch.placement.device, sketch.config)
     with_draft = sketch.config.speculative_config is not None
     kept = sketch.plan if with_draft else replace(sketch.plan, draft=None)
-    require_weights_fit(memory.room(), planned_bytes(kept, sketch.placement.ops))
+    tables = TablePlace(sketch.config.engram_tables)
+    require_weights_fit(memory.room(), planned_bytes(kept, sketch.placement.ops, tables))
     loaded = load_model(
         sketch.folder,
         sketch.placement.ops,
@@ -132,6 +134,7 @@ def assemble(
         with_draft=with_draft,
         draft_folder=sketch.draft_folder,
         device=sketch.placement.device,
+        engram_tables=tables,
     )
     loaded.plan = replace(loaded.plan, eos_token_ids=sketch.plan.eos_token_ids)
     loop = build_loop(

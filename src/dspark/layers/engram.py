@@ -12,7 +12,7 @@ from dspark.ops.opset import OpSet
 
 
 class EngramTable(nn.Module):
-    """The table [rows, head_dim]."""
+    """The table [rows, head_dim]: a parameter, or as it is stored (`dspark.ops.table`)."""
 
     def __init__(self, plan: EngramPlan) -> None:
         super().__init__()
@@ -49,7 +49,8 @@ class Engram(nn.Module):
     def forward(self, residual: Residual, ngrams: Tensor) -> Residual:
         """The residual with whole streams to which the rows of ngrams [T, n], compressed ids, are added."""
         streams = written_streams(residual, self.ops.expand_streams)
-        found = self.ops.stored(self.embed.weight[self.hashes(ngrams)], self.storage).flatten(1)
+        rows = self.ops.engram_rows(self.embed.weight, ngrams, self.multipliers, self.primes, self.offsets)
+        found = self.ops.stored(rows, self.storage).flatten(1)
         projected = self.wkv(self.quantise(found.to(streams.dtype)))
         keys = projected[:, : -self.hidden_size].unflatten(-1, (self.hyper.num_streams, self.hidden_size))
         value = projected[:, -self.hidden_size :]

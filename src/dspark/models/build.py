@@ -13,9 +13,11 @@ from dspark.checkpoint.folder import SafetensorsFolder, TensorSource
 from dspark.checkpoint.load import match_tensors, stored_values
 from dspark.checkpoint.plan import SkippedTensor, TensorPlan
 from dspark.config.errors import CheckpointError
+from dspark.layers.engram import EngramTable
 from dspark.layers.plans import ModelPlan
 from dspark.models.decoder import Decoder
 from dspark.models.dspark_draft import DsparkDraft
+from dspark.models.engram_storage import fill_table
 from dspark.models.engram_vocabulary import read_token_map
 from dspark.models.inventory import DRAFT_PREFIX, expected_tensors, skip_rules
 from dspark.models.names import Place, place_of, unfilled, view_of
@@ -23,6 +25,7 @@ from dspark.models.packed_weights import fill_packed, join_maps, packable
 from dspark.models.registry import parse_config
 from dspark.models.sharding import PartSource, shard_plan, stored_parts
 from dspark.ops.opset import TORCH_OPS, OpSet
+from dspark.ops.table import TablePlace
 from dspark.parallel.group import ALONE, RankGroup
 from dspark.parallel.shard import Shard
 
@@ -73,6 +76,7 @@ def load_model(
     device: torch.device | str = "cpu",
     ranks: RankGroup = ALONE,
     whole_experts: bool = False,
+    engram_tables: TablePlace = TablePlace.DEVICE,
 ) -> Model:
     """Read a whole checkpoint, or one rank's part of it.
 
@@ -85,6 +89,7 @@ def load_model(
         device: where the weights go once they are read.
         ranks: that share the model; this one reads and holds its part only.
         whole_experts: a rank holds whole routed experts, not a part of each.
+        engram_tables: where they lie.
     Raises:
         CheckpointError: anything missing, unexpected, of the wrong shape or type, truncated or corrupt.
         ConfigError: the model cannot be divided by so many ranks.
@@ -100,7 +105,7 @@ def load_model(
             plan = replace(plan, draft=None)
         model = Model(plan, ops, dtype, ranks)
         own = [held[item.name] for item in match.plans if item.name in held]
-        filled = _fill(model, PartSource(source, parts), own, device)
+        filled = _fill(model, PartSource(source, parts), own, device, engram_tables)
     if missed := unfilled(model, filled):
         raise CheckpointError(f"the inventory does not fill {', '.join(missed)}")
     if draft_folder is not None:
@@ -116,7 +121,13 @@ def load_model(
     return model.to(device).eval()
 
 
-def _fill(model: Model, source: TensorSource, plans: Sequence[TensorPlan], device: torch.device | str) -> list[Place]:
+def _fill(
+    model: Model,
+    source: TensorSource,
+    plans: Sequence[TensorPlan],
+    device: torch.device | str,
+    engram_tables: TablePlace = TablePlace.DEVICE,
+) -> list[Place]:
     """Put every planned tensor in its place, one weight at a time; the places are returned."""
     scales = {plan.scale for plan in plans if plan.scale}
     wanted = [plan for plan in plans if plan.name not in scales]
@@ -125,6 +136,9 @@ def _fill(model: Model, source: TensorSource, plans: Sequence[TensorPlan], devic
         fill_packed(model, path, source, parts, device)
     for plan in wanted:
         place = place_of(plan.name)
-        if place.path not in packed:
+        owner = model.get_submodule(place.path.rpartition(".")[0])
+        if isinstance(owner, EngramTable) and (model.target.ops.reads_codes or engram_tables is not TablePlace.DEVICE):
+            fill_table(owner, source, plan, engram_tables, device)
+        elif place.path not in packed:
             view_of(place, model).copy_(stored_values(source, plan))
     return [place_of(plan.name) for plan in wanted]

@@ -26,6 +26,7 @@ def model_facts(plan: ModelPlan, *, fingerprint: str = "", has_vision: bool = Fa
         sharded=sharded_dimensions(plan),
         fingerprint=fingerprint,
         has_vision=has_vision,
+        has_engram=plan.ngrams is not None,
     )
 
 

@@ -11,10 +11,12 @@ from torch.overrides import TorchFunctionMode
 from dspark.checkpoint.plan import TensorPlan
 from dspark.layers.plans import ModelPlan
 from dspark.models.build import Model
-from dspark.models.inventory import expected_tensors
+from dspark.models.inventory import MemoryClass, expected_tensors
+from dspark.models.names import place_of
 from dspark.models.packed_weights import packable
 from dspark.ops.opset import OpSet
 from dspark.ops.packing import PackedWeight
+from dspark.ops.table import StoredTable, TablePlace
 from dspark.parallel.group import ALONE, RankGroup
 
 
@@ -47,8 +49,12 @@ def packed_parts(model: Model) -> dict[str, list[TensorPlan]]:
     return packable([one for one in tensors if one.name not in scales], model)
 
 
-def planned_bytes(plan: ModelPlan, ops: OpSet) -> int:
-    """Memory of a model's weights as `ops` reads them, to a percent, before there are any."""
+def planned_bytes(plan: ModelPlan, ops: OpSet, engram_tables: TablePlace = TablePlace.DEVICE) -> int:
+    """Memory of a model's weights as `ops` reads them, to a percent, before there are any.
+
+    Args:
+        engram_tables: where they lie; those of the host take nothing here.
+    """
     model = model_without_memory(plan, ops)
     packed = packed_parts(model)
     coded = sum(one.num_bytes for parts in packed.values() for one in parts)
@@ -59,13 +65,28 @@ def planned_bytes(plan: ModelPlan, ops: OpSet) -> int:
         for one in parts
         if one.block is not None
     )
-    plain = sum(4 * value.numel() for name, value in model.named_parameters() if name not in packed)
+    tables = _stored_tables(model) if ops.reads_codes or engram_tables is not TablePlace.DEVICE else {}
+    beside = sum(tables.values()) if engram_tables is TablePlace.DEVICE else 0
+    elsewhere = packed.keys() | tables.keys()
+    plain = sum(4 * value.numel() for name, value in model.named_parameters() if name not in elsewhere)
     routes = sum(8 * value.numel() for name, value in model.named_buffers() if name.endswith("tid2eid"))
-    return coded + scales + plain + routes
+    return coded + scales + beside + plain + routes
+
+
+def _stored_tables(model: Model) -> dict[str, int]:
+    """Bytes of each Engram table as it is stored, by the path of its parameter."""
+    sizes: dict[str, int] = {}
+    for one in expected_tensors(model.plan):
+        if one.memory_class == MemoryClass.ENGRAM_TABLE:
+            path = f"{place_of(one.name).path.rpartition('.')[0]}.weight"
+            sizes[path] = sizes.get(path, 0) + one.num_bytes
+    return sizes
 
 
 def held_bytes(model: nn.Module) -> int:
     """Memory of the weights that a model holds."""
     plain = sum(value.nbytes for value in (*model.parameters(), *model.buffers()))
     packed = {id(one): one for module in model.modules() for one in vars(module).values()}
-    return plain + sum(one.num_bytes for one in packed.values() if isinstance(one, PackedWeight))
+    coded = sum(one.num_bytes for one in packed.values() if isinstance(one, PackedWeight))
+    tables = [one for one in packed.values() if isinstance(one, StoredTable) and one.place is TablePlace.DEVICE]
+    return plain + coded + sum(table.num_bytes for table in tables)

@@ -102,3 +102,8 @@ class PartSource:
         assert rows is None and columns is None, "a rank's part is read whole"
         part = self._parts[name]
         return self._source.read(name, part.rows, part.columns)
+
+    def mapped(self, name: str) -> Tensor:
+        """A tensor that every rank holds whole."""
+        assert self._parts[name] == Part(), "only whole tensors are mapped"
+        return self._source.mapped(name)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dspark.ops.elementwise import sigmoid
+from dspark.ops.table import StoredTable, table_rows
 
 
 def hash_ngrams(ngrams: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> Tensor:
@@ -23,6 +24,17 @@ def hash_ngrams(ngrams: Tensor, multipliers: Tensor, primes: Tensor, offsets: Te
         hashed = hashed ^ (ngrams[:, back] * multipliers[back])
         columns.append(hashed.unsqueeze(-1) % primes[back - 1] + offsets[back - 1])
     return torch.cat(columns, dim=-1)
+
+
+def engram_rows(
+    table: Tensor | StoredTable, ngrams: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor
+) -> Tensor:
+    """Table rows [T, (n - 1) * heads, K] of the n-grams that end at each row; arguments as for `hash_ngrams`.
+
+    Args:
+        table: [N, K], see `dspark.ops.table`.
+    """
+    return table_rows(table, hash_ngrams(ngrams, multipliers, primes, offsets))
 
 
 def engram_gate(streams: Tensor, key: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -64,6 +64,7 @@ class OpSet:
     collapse_streams: Callable[[Tensor, Tensor], Tensor]
     expand_streams: Callable[[Tensor, Tensor, hyper.StreamMix], Tensor]
     mean_streams: Callable[[Tensor], Tensor]
+    engram_rows: Callable[..., Tensor]
     engram_gate: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     route_rows: Callable[..., route.Route]
     write_rows: Callable[[Tensor, Tensor, Tensor], None]
@@ -107,6 +108,7 @@ TORCH_OPS = OpSet(
     collapse_streams=hyper.collapse_streams,
     expand_streams=hyper.expand_streams,
     mean_streams=hyper.mean_streams,
+    engram_rows=engram.engram_rows,
     engram_gate=engram.engram_gate,
     route_rows=route.route_rows,
     write_rows=rows.write_rows,

@@ -29,6 +29,7 @@ from dspark.ops.triton import (
     rope,
     route,
     rows,
+    table,
     verdict,
 )
 
@@ -88,6 +89,7 @@ TRITON_OPS = OpSet(
     collapse_streams=hyper.collapse_streams,
     expand_streams=hyper.expand_streams,
     mean_streams=hyper.mean_streams,
+    engram_rows=table.engram_rows,
     engram_gate=engram.engram_gate,
     route_rows=route.route_rows,
     write_rows=rows.write_rows,

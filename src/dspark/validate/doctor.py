@@ -25,6 +25,7 @@ from dspark.models.inventory import DRAFT_PREFIX, expected_tensors, skip_rules
 from dspark.models.model_bytes import planned_bytes
 from dspark.models.registry import parse_config
 from dspark.models.sharding import shard_plan
+from dspark.ops.table import TablePlace
 from dspark.parallel.shard import Shard
 from dspark.validate.memory import StateBytes, WeightBytes, float32_bytes, state_bytes, weight_table
 
@@ -260,7 +261,7 @@ def _memory(
     width = config.draft_width(facts) if has_draft else 0
     try:
         part = shard_plan(kept, Shard(0, config.tensor_parallel_size, config.enable_expert_parallel))
-        weights = planned_bytes(part, placement.ops)
+        weights = planned_bytes(part, placement.ops, TablePlace(config.engram_tables))
         return foreseen(kept, config, width, config.context_len(facts), room, weights), None
     except ConfigError as error:
         return None, str(error)
