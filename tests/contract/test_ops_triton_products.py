@@ -220,8 +220,10 @@ def members(stack: Tensor | PackedWeight, held: range) -> Tensor | PackedWeight:
     return replace(stack, codes=codes, scales=scales)
 
 
-def test_mixture_is_routed_and_shared_together(kernels):
-    experts, shared = expert_weights("fp4"), (coded("fp8 32", 2 * INNER, HIDDEN), coded("fp8 32", HIDDEN, INNER))
+@pytest.mark.parametrize("beside", [INNER, 2 * INNER, INNER // 2])
+def test_mixture_is_routed_and_shared_together(kernels, beside):
+    """The shared expert's width need not be that of the others: ranks may divide the one and not the others."""
+    experts, shared = expert_weights("fp4"), (coded("fp8 32", 2 * beside, HIDDEN), coded("fp8 32", HIDDEN, beside))
 
     def call(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         pairs = ((experts[0].weight, experts[1].weight), (shared[0].weight, shared[1].weight))

@@ -14,8 +14,9 @@ from dspark.ops.opset import OpSet
 from dspark.ops.triton.ranks import SIDES, Inboxes
 from dspark.parallel.torch_group import TorchGroup
 
-# Words of the longest message that is written straight into the other ranks' memory: 2 MiB of values.
-CAPACITY = 2**19
+# Words of the longest message that is written straight into the other ranks' memory, 4 MiB of values: what travels
+# so has twice the bytes, and beyond a few MiB that outweighs what it saves (`dspark bench collectives`).
+CAPACITY = 2**20
 
 
 class SymmetricGroup:

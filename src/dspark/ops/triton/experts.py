@@ -85,28 +85,30 @@ def _held_number(expert_ids, pairs, P, lowest, HELD: tl.constexpr):
 @triton.jit(do_not_specialize=["P", "T"])
 def _gate(
     projected, order, weights, out, shared, shared_out, P, T, limit,
-    F: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, SECTIONS: tl.constexpr, HAS_LIMIT: tl.constexpr,
-    QUANTISE: tl.constexpr, ROUND: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
+    F: tl.constexpr, SHARED: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, SECTIONS: tl.constexpr,
+    HAS_LIMIT: tl.constexpr, QUANTISE: tl.constexpr, ROUND: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up * route weight of one place, rounded as the next product's rows are.
 
-    Rows from `P` on are those of the shared expert: `SECTIONS` sums to add first, and no route weight.
+    Rows from `P` on are those of the shared expert, `SHARED` wide: `SECTIONS` sums to add first, and no route weight.
     """
     begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = (tl.program_id(1) * GROUPS + tl.arange(0, GROUPS))[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    known = columns < F
     if row < P:
+        known = columns < F
         gate = tl.load(projected + row * 2 * F + columns, mask=known, other=0.0).to(tl.float32)
         up = tl.load(projected + row * 2 * F + F + columns, mask=known, other=0.0).to(tl.float32)
         factor = tl.load(weights + tl.load(order + row))
         out += row * F
     else:
         row -= P
-        gate = _section_sum(shared, row * 2 * F + columns, known, T * (2 * F), SECTIONS, ROUND, PLAIN)
-        up = _section_sum(shared, row * 2 * F + F + columns, known, T * (2 * F), SECTIONS, ROUND, PLAIN)
+        known = columns < SHARED
+        step = T * (2 * SHARED)
+        gate = _section_sum(shared, row * 2 * SHARED + columns, known, step, SECTIONS, ROUND, PLAIN)
+        up = _section_sum(shared, row * 2 * SHARED + SHARED + columns, known, step, SECTIONS, ROUND, PLAIN)
         factor = 1.0
-        out = shared_out + row * F
+        out = shared_out + row * SHARED
     if HAS_LIMIT:
         gate = tl.minimum(gate, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)
@@ -200,20 +202,20 @@ def gate_places(
     Args:
         projected: [P, 2F] in place order. order: [P] pair of each place. weights: [T, k] float32 of the pairs.
         limit: clamp of gate and up. group: columns of an fp8 group; 0 leaves the values as they are.
-        shared: [sections, T, 2F] sums of the shared expert.
+        shared: [sections, T, 2F'] sums of the shared expert, which may have another width.
     Returns:
-        [P, F] and [T, F] (empty without `shared`) in the dtype of `projected`.
+        [P, F] and [T, F'] (empty without `shared`) in the dtype of `projected`.
     """
     num_places, size = projected.shape[0], projected.shape[1] // 2
     width, dtype = group or 128, result_dtype(projected, projected.dtype)
     parts = projected.unsqueeze(0)[:, :0] if shared is None else shared
-    sections, num_shared = parts.shape[:2]
+    (sections, num_shared), beside = parts.shape[:2], parts.shape[2] // 2
     out = torch.empty(num_places, size, dtype=dtype, device=projected.device)
-    shared_out = torch.empty(num_shared, size, dtype=dtype, device=projected.device)
+    shared_out = torch.empty(num_shared, beside, dtype=dtype, device=projected.device)
     groups = triton.next_power_of_2(triton.cdiv(512, width))
-    grid, early = (num_places + num_shared, triton.cdiv(size, groups * width)), early_launch()
+    grid, early = (num_places + num_shared, triton.cdiv(max(size, beside), groups * width)), early_launch()
     _gate[grid](
-        projected, order, weights, out, parts, shared_out, num_places, num_shared, limit, size, width, groups,
+        projected, order, weights, out, parts, shared_out, num_places, num_shared, limit, size, beside, width, groups,
         sections, limit > 0, group > 0, projected.dtype == torch.bfloat16, early, INTERPRETED, num_warps=4,
         launch_pdl=early,
     )  # fmt: skip

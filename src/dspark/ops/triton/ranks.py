@@ -17,11 +17,11 @@ from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.elementwise import round_bf16
 from dspark.ops.triton.launch import INTERPRETED, packed
 
-PROGRAMS = 64
+PROGRAMS = 128
 SIDES = 2
 _GATHER, _SUM_F32, _SUM_BF16 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _SUMS = {torch.float32: _SUM_F32.value, torch.bfloat16: _SUM_BF16.value}
-_SMALL_BLOCK, _LARGE_BLOCK = 256, 1024
+_SMALL_BLOCK, _LARGE_BLOCK = 256, 512
 
 
 @triton.jit
