@@ -10,11 +10,13 @@ from dspark.config import Config, ConfigError
 from dspark.engine import LLM
 from dspark.engine.assembly import assemble
 from dspark.engine.device_memory import HostMemory
+from dspark.engine.device_round import DeviceRounds
+from dspark.engine.graphs import GraphPlan
 from dspark.engine.memory import pages_for, plan_memory, require_weights_fit
 from dspark.engine.rehearsal import rehearse
 from dspark.engine.runner import TargetRunner
 from dspark.models.model_bytes import held_bytes
-from dspark.state.geometry import StateSizes
+from dspark.state.geometry import StateSizes, rows_ahead
 from dspark.validate.doctor import examine
 from dspark.validate.doctor_table import closing_lines, opening_lines
 from support.engines import tiny_engine
@@ -140,6 +142,17 @@ def test_the_rehearsal_runs_the_deepest_chunk_and_whole_rounds(monkeypatch):
     rehearse(engine, 3, 20, 90)
     assert seen[0] == ([20], 90 - 3 * (1 + BLOCK))
     assert seen[-1][0] == [1 + BLOCK] * 3
+
+
+def test_the_rehearsal_runs_rounds_ahead(monkeypatch):
+    """What they capture is measured as well."""
+    shapes, launch = [], DeviceRounds.launch
+    monkeypatch.setattr(DeviceRounds, "launch", lambda self, shape: (shapes.append(shape), launch(self, shape))[1])
+    graphs = GraphPlan((3, 9, 18), 90, is_captured=False)
+    ahead = rows_ahead(1 + BLOCK)
+    engine = tiny_engine(("v41",), graphs=graphs, num_slots=3, num_pages=1, page_tokens=8, max_ahead=ahead)
+    rehearse(engine, 3, 20, 90)
+    assert len(shapes) == 2 and shapes[0].num_rows == 18 and shapes[0].num_blocks == 3
 
 
 @pytest.mark.parametrize("max_len", [2, 5, 19])

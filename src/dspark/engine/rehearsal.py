@@ -9,13 +9,14 @@ from dspark.config.sampling import SamplingParams
 from dspark.engine.core import Engine
 from dspark.engine.memory import pages_for
 from dspark.engine.request import Request
+from dspark.engine.run_ahead import run_ahead_of
 from dspark.scheduler.plan import PlannedSpan, RequestId, StepPlan
 
 _ROUNDS = 2  # the first is the end of prefill for most requests, the second verifies whole blocks
 
 
 def rehearse(engine: Engine, num_requests: int, num_rows: int, max_len: int) -> None:
-    """The longest prompt chunk at the end of the longest request, then whole rounds of all requests.
+    """The longest prompt chunk at the end of the longest request, then whole rounds, read by the host and run ahead.
 
     Args:
         engine: over a state of its own, which is of no use afterwards.
@@ -33,6 +34,15 @@ def rehearse(engine: Engine, num_requests: int, num_rows: int, max_len: int) -> 
         _started(engine, number, 1, max_len)
     for _ in range(_ROUNDS):
         engine.step(StepPlan(tuple(_whole_span(engine, request_id) for request_id in engine.requests)))
+    _run_ahead(engine, num_rows)
+
+
+def _run_ahead(engine: Engine, num_rows: int) -> None:
+    """Rounds that stay on the device, where the engine has them."""
+    ahead, requests = run_ahead_of(engine, num_rows), list(engine.requests.values())
+    if ahead is not None and ahead.takes(requests):
+        ahead.advance(requests)
+        ahead.drain()
 
 
 def _started(engine: Engine, request_id: RequestId, prompt_len: int, max_len: int) -> Request:
