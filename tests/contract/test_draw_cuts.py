@@ -53,7 +53,7 @@ def test_kernels_keep_what_the_twin_keeps(kernels, params, seed, scale, grid, ma
     wanted = filtered(logits, packed) > -torch.inf
     logits, words = logits.to(device), packed.words.to(device)
     owners = torch.arange(len(params), device=device)
-    cuts = kernels[0].find_cuts(logits, logits.amax(1, keepdim=True), owners, DrawParams(words)).cuts.cpu()
+    cuts = kernels[0].find_cuts(logits, logits.amax(1, keepdim=True), owners, words).cuts.cpu()
     divisor = torch.where(packed.temperature > 0, packed.temperature, 1.0)[:, None]
     scaled = (logits.cpu() - logits.cpu().amax(1, keepdim=True)) / divisor
     distance = scaled.view(torch.int32) & (2**31 - 1)

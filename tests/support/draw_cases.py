@@ -51,7 +51,7 @@ def draw_tokens(ops: OpSet, kind: DrawKind, logits: Tensor, owners: Tensor, posi
 
 
 def block_inputs(kind: DrawKind, generator: torch.Generator, num_blocks: int) -> tuple[Tensor, ...]:
-    base = logits_of(generator, num_blocks, 3, 150)
+    base = logits_of(generator, num_blocks, 2, 150)
     anchors = torch.randint(0, 150, (num_blocks,), generator=generator, device="cpu")
     positions = torch.randint(0, 200_000, (num_blocks,), generator=generator, device="cpu")
     return base, anchors, positions, owners_of(kind, generator, num_blocks)

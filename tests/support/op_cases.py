@@ -423,7 +423,13 @@ def draw_cases() -> list[OpCase]:
         )
 
     return [
-        *(rows_of(kind, width) for kind in DrawKind for width in (3, 2100)),
+        OpCase(
+            "best_tokens",
+            lambda g, T: (draws.logits_of(g, T, 2100),),
+            lambda ops, logits: (ops.best_tokens(logits[:, :2050]),),
+            lambda logits: (logits[:, :2050].argmax(-1),),
+        ),
+        *(rows_of(kind, width) for kind in DrawKind for width in (3, 1100)),
         *(blocks_of(kind) for kind in DrawKind),
         OpCase("judge_drafts", draws.verdict_inputs, draws.judge, draws.on_torch(draws.judge)),
         OpCase(

@@ -103,6 +103,11 @@ def filtered(logits: Tensor, params: DrawParams) -> Tensor:
     return filter_logits(logits, params.temperature, params.log_min_p, params.top_k, params.top_p)
 
 
+def best_tokens(logits: Tensor) -> Tensor:
+    """The largest logit's id of each row [T, V]: [T] int64; ties go to the lower id."""
+    return logits.argmax(-1)
+
+
 def draw_rows(logits: Tensor, owners: Tensor, positions: Tensor, params: DrawParams, kind: DrawKind) -> Tensor:
     """One token a row; ties go to the lower id.
 
@@ -116,7 +121,7 @@ def draw_rows(logits: Tensor, owners: Tensor, positions: Tensor, params: DrawPar
         [T] int64.
     """
     if kind is DrawKind.GREEDY:
-        return logits.argmax(-1)
+        return best_tokens(logits)
     rows = params.of_rows(owners)
     logits = logits.to(torch.float32)
     noise = gumbel_noise(rows.seeds, positions, logits.shape[1], streams=rows.streams)

@@ -73,6 +73,7 @@ class OpSet:
     page_places: Callable[[Tensor, Tensor, Tensor, int], Tensor]
     group_places: Callable[[places.RowPlaces, int, int, int, int, int], places.GroupPlaces]
     sum_parts: Callable[[Tensor], Tensor]
+    best_tokens: Callable[[Tensor], Tensor]
     draw_rows: Callable[[Tensor, Tensor, Tensor, draw.DrawParams, draw.DrawKind], Tensor]
     draw_blocks: Callable[..., Tensor]
     confidence_logits: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -112,6 +113,7 @@ TORCH_OPS = OpSet(
     engram_gate=engram.engram_gate,
     route_rows=route.route_rows,
     write_rows=rows.write_rows,
+    best_tokens=draw.best_tokens,
     draw_rows=draw.draw_rows,
     draw_blocks=markov.draw_blocks,
     confidence_logits=markov.confidence_logits,

@@ -98,6 +98,7 @@ TRITON_OPS = OpSet(
     page_places=places.page_places,
     group_places=places.group_places,
     sum_parts=parts.sum_parts,
+    best_tokens=draw.best_tokens,
     draw_rows=draw.draw_rows,
     draw_blocks=markov.draw_blocks,
     confidence_logits=markov.confidence_logits,

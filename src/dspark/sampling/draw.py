@@ -37,10 +37,9 @@ def draw(
     logits = narrow_vocabulary(logits, num_valid_tokens)
     batch = _as_batch(rows, logits)
     adjusted = logits if batch.adjustments is None and mask is None else adjust_logits(logits, batch, mask)
-    sampled = batch.sampled
+    ops, sampled = ops_for(logits.device), batch.sampled
     if sampled is None:
-        return adjusted.argmax(-1)
-    ops = ops_for(logits.device)
+        return ops.best_tokens(adjusted)
     return ops.draw_rows(adjusted, sampled.owners, sampled.positions, sampled.params, sampled.kind)
 
 
@@ -60,8 +59,8 @@ def filtered_probabilities(
     logits = narrow_vocabulary(logits, num_valid_tokens)
     batch = _as_batch(rows, logits)
     adjusted = adjust_logits(logits, batch, mask)
-    probabilities = torch.zeros_like(adjusted, dtype=torch.float64)
-    probabilities.scatter_(1, adjusted.argmax(-1, keepdim=True), 1.0)
+    best = ops_for(logits.device).best_tokens(adjusted)
+    probabilities = torch.zeros_like(adjusted, dtype=torch.float64).scatter_(1, best[:, None], 1.0)
     if batch.sampled is None:
         return probabilities
     mass = probability_mass(filtered(adjusted, batch.sampled.params))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dspark.config.errors import ConfigError
 from dspark.ops.noise import seeds_tensor
+from dspark.ops.opset import ops_for
 from dspark.sampling import RequestSampling, draw, filtered_probabilities, is_plain_greedy, uses_ratio_test
 from dspark.sampling.constraint import stack_masks
 from dspark.speculative.proposer import RequestId
@@ -151,9 +152,11 @@ def draw_target_tokens(
 ) -> list[int]:
     """The target's own token at every row, drafts before the row counted as its history."""
     if mask is None and all(is_plain_greedy(span.sampling.params) for span in spans):
-        return [int(token) for token in logits[:, :num_valid_tokens].argmax(-1).tolist()]
-    rows = [row for span in spans for row in span.sampling.rows(span.draft_ids)]
-    return [int(t) for t in draw(logits, rows, num_valid_tokens=num_valid_tokens, mask=mask).tolist()]
+        tokens = ops_for(logits.device).best_tokens(logits[:, :num_valid_tokens])
+    else:
+        rows = [row for span in spans for row in span.sampling.rows(span.draft_ids)]
+        tokens = draw(logits, rows, num_valid_tokens=num_valid_tokens, mask=mask)
+    return [int(token) for token in tokens.tolist()]
 
 
 def _keyed_tokens(

@@ -1,5 +1,7 @@
 """Draws without a sort and without a wait: one walk over the row by many programs, then one over what they found."""
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -12,6 +14,7 @@ from dspark.ops.triton.launch import INTERPRETED, block_of
 from dspark.ops.triton.noise import gumbel, stream_key
 
 _WORDS = tl.constexpr(NUM_WORDS)
+_MOST_FILTERED = 64
 
 
 @triton.jit
@@ -82,45 +85,63 @@ def new_tiles(num_rows: int, tiles: int, device: torch.device) -> tuple[Tensor, 
     return values, torch.empty(num_rows, tiles, dtype=torch.int32, device=device)
 
 
-def draw_rows(logits: Tensor, owners: Tensor, positions: Tensor, params: DrawParams, kind: DrawKind) -> Tensor:
-    """See `dspark.ops.draw.draw_rows`."""
+def best_tokens(logits: Tensor) -> Tensor:
+    """See `dspark.ops.draw.best_tokens`."""
     tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     if logits.shape[0]:
-        logits = logits if logits.stride(1) == 1 else logits.contiguous()
-        drawn = (logits, owners.contiguous(), positions.contiguous(), params)
-        if kind is DrawKind.FILTERED:
-            draw_filtered(*drawn, _bests(*drawn, is_sampled=False)[0], tokens)
-        else:
-            take_best(*_bests(*drawn, is_sampled=kind is DrawKind.SAMPLED), tokens, logits.shape[1])
+        take_best(*_bests(_walkable(logits)), tokens, logits.shape[1])
     return tokens
 
 
-def draw_filtered(
-    logits: Tensor, owners: Tensor, positions: Tensor, params: DrawParams, maxima: Tensor, tokens: Tensor
-) -> None:
-    """Draw rows with filters into tokens [T], which may be strided; `maxima` as for `find_cuts`."""
-    cuts = find_cuts(logits, maxima, owners, params)
-    take_best(*_bests(logits, owners, positions, params, cuts=cuts), tokens, logits.shape[1])
+def draw_rows(logits: Tensor, owners: Tensor, positions: Tensor, params: DrawParams, kind: DrawKind) -> Tensor:
+    """See `dspark.ops.draw.draw_rows`."""
+    if kind is DrawKind.GREEDY:
+        return best_tokens(logits)
+    tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    if not logits.shape[0]:
+        return tokens
+    logits, rows = _walkable(logits), DrawnRows(owners.contiguous(), positions.contiguous(), params.words)
+    if kind is DrawKind.FILTERED:
+        draw_filtered(logits, rows, _bests(logits)[0], tokens)
+    else:
+        take_best(*_bests(logits, rows), tokens, logits.shape[1])
+    return tokens
 
 
-def _bests(
-    logits: Tensor,
-    owners: Tensor,
-    positions: Tensor,
-    params: DrawParams,
-    *,
-    is_sampled: bool = True,
-    cuts: Cuts | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Values and ids [T, tiles] of the best noisy logits of tiles."""
+class DrawnRows(NamedTuple):
+    """owners, positions: [T] int64, contiguous. words: [N, 6] int64 of the requests."""
+
+    owners: Tensor
+    positions: Tensor
+    words: Tensor
+
+
+def draw_filtered(logits: Tensor, rows: DrawnRows, maxima: Tensor, tokens: Tensor) -> None:
+    """Draw rows with filters into tokens [T], which may be strided; `maxima` as for `find_cuts`.
+
+    Many rows take their turns, so that the lists of a call stay small beside its logits.
+    """
+    for first in range(0, logits.shape[0], _MOST_FILTERED):
+        part = slice(first, first + _MOST_FILTERED)
+        own = DrawnRows(rows.owners[part], rows.positions[part], rows.words)
+        cuts = find_cuts(logits[part], maxima[part], own.owners, rows.words)
+        take_best(*_bests(logits[part], own, cuts), tokens[part], logits.shape[1])
+
+
+def _walkable(logits: Tensor) -> Tensor:
+    """Rows whose numbers follow each other."""
+    return logits if logits.stride(1) == 1 else logits.contiguous()
+
+
+def _bests(logits: Tensor, rows: DrawnRows | None = None, cuts: Cuts | None = None) -> tuple[Tensor, Tensor]:
+    """Values and ids [T, tiles] of the best logits of tiles; noisy ones where it is said how rows are drawn."""
     num_rows, vocab_size = logits.shape
     tiles, early = triton.cdiv(vocab_size, TILE), early_launch()
     values, ids = new_tiles(num_rows, tiles, logits.device)
-    maxima, cut = (cuts.maxima, cuts.cuts) if cuts else (None, None)
-    parts = cuts.maxima.shape[1] if cuts else 1
+    maxima, cut, parts = (cuts.maxima, cuts.cuts, cuts.maxima.shape[1]) if cuts else (None, None, 1)
     _best_of_tiles[(num_rows, tiles)](
-        logits, maxima, cut, owners, positions, params.words, values, ids, vocab_size, logits.stride(0), parts,
-        block_of(parts), tiles, TILE, is_sampled, early, INTERPRETED, num_warps=4, launch_pdl=early,
+        logits, maxima, cut, *(rows or (None, None, None)), values, ids, vocab_size, logits.stride(0), parts,
+        block_of(parts), tiles, TILE, rows is not None, early, INTERPRETED, num_warps=4, launch_pdl=early,
         enable_fp_fusion=False,
     )  # fmt: skip
     return values, ids

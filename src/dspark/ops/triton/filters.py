@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from dspark.ops.draw import NUM_WORDS, DrawParams
+from dspark.ops.draw import NUM_WORDS
 from dspark.ops.filters import MASS_UNIT
 from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.launch import INTERPRETED, block_of
@@ -244,11 +244,12 @@ def _solve(
         tl.store(cuts + 2 * row + 1, _MOST)
 
 
-def find_cuts(logits: Tensor, maxima: Tensor, owners: Tensor, params: DrawParams) -> Cuts:
+def find_cuts(logits: Tensor, maxima: Tensor, owners: Tensor, words: Tensor) -> Cuts:
     """Where top-k and then top-p cut rows of logits [T, V].
 
     Args:
         maxima: [T, tiles] float32, the best logit of each part of the rows, however they are divided.
+        owners: [T] int64, contiguous. words: of `DrawParams`.
     """
     num_rows, vocab_size = logits.shape
     cuts = torch.empty(num_rows, 2, dtype=torch.int32, device=logits.device)
@@ -260,15 +261,15 @@ def find_cuts(logits: Tensor, maxima: Tensor, owners: Tensor, params: DrawParams
     for by_mass, own in enumerate(zeros):
         bins, counts = own.view(-1)[: num_rows * _NUM_BINS], own.view(-1)[num_rows * _NUM_BINS :].view(torch.int32)
         _fill_bins[grid](
-            logits, maxima, owners, params.words, cuts, bins, vocab_size, logits.stride(0), tiles, block, TILE,
+            logits, maxima, owners, words, cuts, bins, vocab_size, logits.stride(0), tiles, block, TILE,
             by_mass, early, INTERPRETED, **options,
         )  # fmt: skip
         _gather_bin[grid](
-            logits, maxima, owners, params.words, cuts, bins, counts, found[0], found[1], vocab_size,
+            logits, maxima, owners, words, cuts, bins, counts, found[0], found[1], vocab_size,
             logits.stride(0), tiles, block, TILE, by_mass, early, **options,
         )  # fmt: skip
         _solve[(num_rows,)](
-            owners, params.words, cuts, bins, counts, found[0], found[1], vocab_size, TILE, by_mass, early,
+            owners, words, cuts, bins, counts, found[0], found[1], vocab_size, TILE, by_mass, early,
             INTERPRETED, **options,
         )  # fmt: skip
     return Cuts(maxima, cuts)

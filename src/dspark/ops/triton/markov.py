@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dspark.ops.draw import DrawKind, DrawParams
 from dspark.ops.markov import MarkovHead, draw_blocks_of
-from dspark.ops.triton.draw import best_of, draw_filtered, draw_rows, new_tiles, noise_key, take_best
+from dspark.ops.triton.draw import DrawnRows, best_of, draw_filtered, draw_rows, new_tiles, noise_key, take_best
 from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.elementwise import round_bf16
 from dspark.ops.triton.launch import INTERPRETED, block_of
@@ -115,7 +115,7 @@ def draw_blocks(
         if owners is None or corrected is None:
             take_best(values, ids, previous, vocab_size)
         else:
-            draw_filtered(corrected, owners, positions + k, params, values, previous)
+            draw_filtered(corrected, DrawnRows(owners, positions + k, params.words), values, previous)
     return tokens
 
 
