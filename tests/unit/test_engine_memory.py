@@ -116,7 +116,9 @@ def test_an_engine_whose_passes_take_everything_is_refused(folder, monkeypatch):
 
 def test_a_model_that_does_not_fit_is_not_read(folder, monkeypatch):
     monkeypatch.setattr("dspark.engine.assembly.memory_of", lambda *place: FakeMemory(1000))
-    monkeypatch.setattr("dspark.engine.assembly.load_model", lambda *args, **options: pytest.fail("weights were read"))
+    monkeypatch.setattr(
+        "dspark.engine.ranks.opening.load_model", lambda *args, **options: pytest.fail("weights were read")
+    )
     with pytest.raises(ConfigError, match="the weights need"):
         LLM(folder, **SMALL)
 

@@ -76,7 +76,9 @@ def test_drafts_change_no_token(drafted, plain, params):
     ],
 )
 def test_what_it_does_not_do_is_refused_before_weights_are_read(folder, monkeypatch, settings, named):
-    monkeypatch.setattr("dspark.engine.assembly.load_model", lambda *args, **options: pytest.fail("weights were read"))
+    monkeypatch.setattr(
+        "dspark.engine.ranks.opening.load_model", lambda *args, **options: pytest.fail("weights were read")
+    )
     with pytest.raises(ConfigError, match=named):
         LLM(folder, **(SMALL | settings))
 

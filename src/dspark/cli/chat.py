@@ -28,11 +28,13 @@ def chat(
     seed: options.Seed = DEFAULTS.seed,
     max_tokens: options.MaxTokens = DEFAULTS.max_tokens,
     stop: options.Stop = None,
+    tensor_parallel_size: options.TensorParallelSize = 1,
+    enable_expert_parallel: options.ExpertParallel = False,
 ) -> None:
     """Talk to the model, a line at a time. /new forgets the dialogue, Ctrl-D ends it, Ctrl-C stops a reply."""
     params = options.sampling_params(temperature, top_p, top_k, min_p, seed, max_tokens, stop)
     encoding = chat_encoding(model_folder(model))
-    llm = open_llm(model, draft)
+    llm = open_llm(model, draft, **options.rank_settings(tensor_parallel_size, enable_expert_parallel))
     messages: list[Message] = []
     note("type a line; /new starts again, Ctrl-D ends")
     while (line := _read_line()) is not None:

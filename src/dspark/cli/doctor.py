@@ -29,12 +29,8 @@ def doctor(
     num_speculative_tokens: Annotated[
         int | None, typer.Option("--num-speculative-tokens", help="Draft tokens a round; the trained width without it.")
     ] = None,
-    tensor_parallel_size: Annotated[
-        int, typer.Option("--tensor-parallel-size", help="Ranks that share every layer.")
-    ] = DEFAULTS.tensor_parallel_size,
-    enable_expert_parallel: Annotated[
-        bool, typer.Option("--enable-expert-parallel", help="Give whole experts to ranks.")
-    ] = DEFAULTS.enable_expert_parallel,
+    tensor_parallel_size: options.TensorParallelSize = DEFAULTS.tensor_parallel_size,
+    enable_expert_parallel: options.ExpertParallel = DEFAULTS.enable_expert_parallel,
     kv_cache_dtype: Annotated[
         str, typer.Option("--kv-cache-dtype", help="Storage of window and compressed rows: bf16, fp32.")
     ] = DEFAULTS.kv_cache_dtype,

@@ -36,6 +36,8 @@ def generate(
     seed: options.Seed = DEFAULTS.seed,
     max_tokens: options.MaxTokens = DEFAULTS.max_tokens,
     stop: options.Stop = None,
+    tensor_parallel_size: options.TensorParallelSize = 1,
+    enable_expert_parallel: options.ExpertParallel = False,
     as_json: options.Json = False,
 ) -> None:
     """Continue a text. Accepted drafts are green, the target's own tokens are not."""
@@ -43,8 +45,9 @@ def generate(
     params = options.sampling_params(temperature, top_p, top_k, min_p, seed, max_tokens, stop)
     if compare and draft is DraftChoice.OFF:
         raise DSparkError("--compare runs with and without drafts by itself: leave out --draft off")
-    llm = open_llm(model, draft)
-    plain_llm = _open_plain(llm, model, text, params) if compare else None
+    ranks = options.rank_settings(tensor_parallel_size, enable_expert_parallel)
+    llm = open_llm(model, draft, **ranks)
+    plain_llm = _open_plain(llm, model, text, params, ranks) if compare else None
     reply = _run(llm, text, params, is_shown=not as_json)
     report: dict[str, Any] = {
         "prompt": text,
@@ -69,10 +72,10 @@ def generate(
         raise typer.Exit(exit_codes.FAILED)
 
 
-def _open_plain(drafted: LLM, model: Path | None, prompt: str, params: SamplingParams) -> LLM:
+def _open_plain(drafted: LLM, model: Path | None, prompt: str, params: SamplingParams, ranks: dict[str, Any]) -> LLM:
     """The engine to compare with. Both run shortly first, so that neither pays alone for what is built once."""
     require_speculation(drafted, "--compare")
-    plain = open_llm(model, DraftChoice.OFF, is_companion=True)
+    plain = open_llm(model, DraftChoice.OFF, is_companion=True, **ranks)
     for llm in (drafted, plain):
         llm.generate([prompt_ids(llm, prompt)], replace(params, max_tokens=min(WARMUP_TOKENS, params.max_tokens)))
     return plain

@@ -2,12 +2,13 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dspark.bench.geometry import geometry_names
 from dspark.cli.prompt import checked_text
+from dspark.config import Config
 from dspark.config.sampling import SamplingParams
 
 DEFAULTS = SamplingParams()
@@ -59,6 +60,8 @@ Exactness = Annotated[
     ExactnessChoice,
     typer.Option("--exactness", help="fast may use the vendor's products; tokens may then depend on the batch."),
 ]
+TensorParallelSize = Annotated[int, typer.Option("--tensor-parallel-size", help="Ranks that share every layer.")]
+ExpertParallel = Annotated[bool, typer.Option("--enable-expert-parallel", help="Give whole experts to ranks.")]
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Also write a picture (PNG; needs matplotlib).")
 ]
@@ -71,6 +74,12 @@ RequestCounts = Annotated[str, typer.Option("--requests", help="Requests at once
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Also write the JSON object of the last line to a file.")
 ]
+
+
+def rank_settings(tensor_parallel_size: int, enable_expert_parallel: bool) -> dict[str, Any]:
+    """The config's fields that divide the model; none where nothing is divided."""
+    wanted = {"tensor_parallel_size": tensor_parallel_size, "enable_expert_parallel": enable_expert_parallel}
+    return {name: value for name, value in wanted.items() if value != getattr(Config, name)}
 
 
 def sampling_params(

@@ -53,6 +53,11 @@ def serve(
         str | None,
         typer.Option("--speculative-config", metavar="JSON", help='Such as {"num_speculative_tokens": 5}.'),
     ] = None,
+    tensor_parallel_size: options.TensorParallelSize = DEFAULTS.tensor_parallel_size,
+    enable_expert_parallel: options.ExpertParallel = DEFAULTS.enable_expert_parallel,
+    rank_timeout: Annotated[
+        float, typer.Option("--rank-timeout", help="Seconds in which a rank must answer, and end a pass.")
+    ] = DEFAULTS.rank_timeout_s,
     max_num_seqs: options.MaxNumSeqs = DEFAULTS.max_num_seqs,
     max_num_batched_tokens: options.MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
     max_model_len: options.MaxModelLen = None,
@@ -118,6 +123,9 @@ def serve(
         log_level=log_level.value,
     )
     config = {
+        "tensor_parallel_size": tensor_parallel_size,
+        "enable_expert_parallel": enable_expert_parallel,
+        "rank_timeout_s": rank_timeout,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "max_model_len": max_model_len,

@@ -1,6 +1,7 @@
 """The engine of a command: opened once, with what the user should know about it said once."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,7 +13,9 @@ from dspark.engine import LLM, embedded_folder
 from dspark.engine.core import RUNNING
 
 
-def open_llm(model: Path | None, draft: DraftChoice, *, is_companion: bool = False, verifies_all: bool = False) -> LLM:
+def open_llm(
+    model: Path | None, draft: DraftChoice, *, is_companion: bool = False, verifies_all: bool = False, **ranks: Any
+) -> LLM:
     """Load a model, and tell the user what admission notes about it.
 
     Args:
@@ -20,6 +23,7 @@ def open_llm(model: Path | None, draft: DraftChoice, *, is_companion: bool = Fal
         draft: who proposes tokens.
         is_companion: opened beside another engine on the same model, which has said it all.
         verifies_all: send every draft to the target, however unlikely; for measuring the drafter itself.
+        ranks: the config's fields that divide the model.
 
     Raises:
         DSparkError: the folder is missing, or what is in it cannot be run.
@@ -27,7 +31,10 @@ def open_llm(model: Path | None, draft: DraftChoice, *, is_companion: bool = Fal
     if model is not None and not model.is_dir():
         what = "is a file, not a folder" if model.exists() else "does not exist"
         raise DSparkError(f"the model {model} {what}: --model takes the folder of a checkpoint")
-    llm = LLM(model, speculative_config=SpeculativeConfig()) if verifies_all else LLM(model, draft=draft.value)
+    if verifies_all:
+        llm = LLM(model, speculative_config=SpeculativeConfig(), **ranks)
+    else:
+        llm = LLM(model, draft=draft.value, **ranks)
     if not is_companion:
         for sentence in _notes(llm, draft):
             note(f"note: {sentence}")

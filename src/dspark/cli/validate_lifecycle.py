@@ -58,6 +58,7 @@ def lifecycle(
     ragged_probe: Annotated[
         bool, typer.Option("--ragged-probe", help="Also compare rows in shared passes with rows alone.")
     ] = False,
+    tensor_parallel_size: options.TensorParallelSize = 1,
     output: Annotated[Path | None, typer.Option("--output", metavar="FILE.json", help="Write the report here.")] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -74,7 +75,7 @@ def lifecycle(
     # Drafting is made to stop and start again here all the time; a user's engine logs that, this one need not.
     logging.getLogger("dspark.engine").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder, _display() as on_progress:
-        run = _open(model, Path(folder), seed, on_progress)
+        run = _open(model, Path(folder), seed, tensor_parallel_size, on_progress)
         if episode is not None:
             run.replay(episode, wanted)
         else:
@@ -98,14 +99,23 @@ def lifecycle(
         raise typer.Exit(exit_codes.FAILED)
 
 
-def _open(model: Path | None, folder: Path, seed: int, on_progress: OnProgress) -> Run:
-    """Load the model and write the tiny ones."""
+def _open(model: Path | None, folder: Path, seed: int, ranks: int, on_progress: OnProgress) -> Run:
+    """Load the model and write the tiny ones. Ranks cannot divide the embedded one: a tiny one stands in for it."""
     if model is not None and not model.is_dir():
         raise DSparkError(f"the model {model} is no folder: --model takes the folder of a checkpoint")
     max_len, max_output, max_prompt = _GIVEN_SIZES
-    given = Subject(model_name(model), model, max_len, max_output)
-    tiny = [Subject(name, write_tiny_checkpoint(folder / name, name), *_TINY_SIZES) for name in TINY_NAMES]
+    tiny = [
+        Subject(name, write_tiny_checkpoint(folder / name, name, ranks=ranks), *_TINY_SIZES, ranks)
+        for name in TINY_NAMES
+    ]
     flag = () if model is None else ("--model", str(model))
+    name = model_name(model)
+    if ranks > 1:
+        flag = (*flag, "--tensor-parallel-size", str(ranks))
+    if ranks > 1 and model is None:
+        name = f"{TINY_NAMES[0]} of seed 1"
+        model = write_tiny_checkpoint(folder / "given", TINY_NAMES[0], seed=1, ranks=ranks)
+    given = Subject(name, model, max_len, max_output, ranks)
     return Run(given, tiny, seed, max_prompt, flag, on_progress)
 
 

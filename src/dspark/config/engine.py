@@ -32,6 +32,8 @@ class Config:
         model: folder of the checkpoint; None is the embedded model.
         tensor_parallel_size: ranks that share every layer.
         enable_expert_parallel: give whole experts to ranks instead of a slice of each.
+        rank_timeout_s: seconds in which a rank must give a sign of life, and end a pass like one that has ended before.
+        rank_setup_timeout_s: the same for loading, and for passes that compile kernels or capture graphs.
         kv_cache_dtype: storage of window and compressed KV rows.
         index_cache_dtype: storage of index keys; their values fit fp4 exactly, so this trades speed for bytes only.
         max_num_seqs: requests that run at once.
@@ -54,6 +56,8 @@ class Config:
     model: str | None = None
     tensor_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    rank_timeout_s: float = 10.0
+    rank_setup_timeout_s: float = 600.0
     kv_cache_dtype: Literal["bf16", "fp32", "fp8", "fp4"] = "bf16"
     index_cache_dtype: Literal["fp8", "fp4", "bf16"] = "fp8"
     max_num_seqs: int = 16
@@ -88,6 +92,8 @@ class Config:
         require_choice("dtype", self.dtype, DTYPES)
         require_choice("engram_tables", self.engram_tables, ENGRAM_TABLES)
         require_choice("exactness", self.exactness, EXACTNESS)
+        for name in ("rank_timeout_s", "rank_setup_timeout_s"):
+            require_number(name, getattr(self, name), above=0.0)
         require_number("gpu_memory_utilization", self.gpu_memory_utilization, above=0.0, high=1.0)
         _require_type("compilation_config", self.compilation_config, CompilationConfig)
         if self.speculative_config is not None:

@@ -75,6 +75,6 @@ class EngineFacts:
 
     name: str
     devices: tuple[str, ...] = ("cpu",)
-    max_ranks: int = 1
+    max_ranks: int = 8
     index_cache_dtype: str = "bf16"
     idle_devices: int = 0

@@ -18,14 +18,20 @@ from dspark.engine.identity import engine_identity
 from dspark.engine.loop import EngineLoop
 from dspark.engine.memory import MemoryPlan, require_weights_fit
 from dspark.engine.opening import open_checkpoint
+from dspark.engine.ranks.engine import RankedEngine, RankedLoop
+from dspark.engine.ranks.opening import CheckpointPlan, TeamMemory, open_on_ranks, open_team, read_checkpoint
+from dspark.engine.ranks.share import Share
 from dspark.engine.sizing import EngineParts, size_engine
 from dspark.engine.speculation import default_speculation, plan_speculation
 from dspark.engine.threads import use_threads_for
 from dspark.engine.tokenizer import TextTokenizer, generation_eos_ids
 from dspark.layers.plans import ModelPlan
-from dspark.models.build import Model, load_model
+from dspark.models.build import Model
 from dspark.models.model_bytes import planned_bytes
+from dspark.models.sharding import shard_plan
 from dspark.ops.table import TablePlace
+from dspark.parallel.group import ALONE
+from dspark.parallel.shard import Shard
 from dspark.scheduler.scheduler import Scheduler
 from dspark.state.prefix_cache import PrefixCache
 
@@ -72,9 +78,11 @@ class Assembly(Outline):
 
     Attributes:
         loop: the engine.
+        share: the model on all ranks, where there are several.
     """
 
     loop: EngineLoop
+    share: Share[Model] | None = None
 
     @property
     def speculation_status(self) -> str:
@@ -122,20 +130,7 @@ def assemble(
         ConfigError, CheckpointError: with what to change.
     """
     sketch = outline(model, config=config, draft=draft, **overrides)
-    memory = memory_of(sketch.placement.device, sketch.config)
-    with_draft = sketch.config.speculative_config is not None
-    kept = sketch.plan if with_draft else replace(sketch.plan, draft=None)
-    tables = TablePlace(sketch.config.engram_tables)
-    require_weights_fit(memory.room(), planned_bytes(kept, sketch.placement.ops, tables))
-    loaded = load_model(
-        sketch.folder,
-        sketch.placement.ops,
-        sketch.placement.dtype,
-        with_draft=with_draft,
-        draft_folder=sketch.draft_folder,
-        device=sketch.placement.device,
-        engram_tables=tables,
-    )
+    loaded, share, memory = _load(sketch)
     loaded.plan = replace(loaded.plan, eos_token_ids=sketch.plan.eos_token_ids)
     loop = build_loop(
         loaded,
@@ -145,8 +140,28 @@ def assemble(
         sketch.max_model_len,
         sketch.placement.device,
         memory,
+        share=share,
     )
-    return Assembly(**{**vars(sketch), "plan": loaded.plan, "loop": loop})
+    return Assembly(**{**vars(sketch), "plan": loaded.plan, "loop": loop, "share": share})
+
+
+def _load(sketch: Outline) -> tuple[Model, Share[Model] | None, DeviceMemory]:
+    """The weights, on all ranks where there are several, and the memory that they are in."""
+    config, placement = sketch.config, sketch.placement
+    memory: DeviceMemory = memory_of(placement.device, config)
+    with_draft = config.speculative_config is not None
+    ranks = Shard(0, config.tensor_parallel_size, config.enable_expert_parallel)
+    kept = shard_plan(sketch.plan if with_draft else replace(sketch.plan, draft=None), ranks)
+    needed = planned_bytes(kept, placement.ops, TablePlace(config.engram_tables))
+    root = open_team(config, placement.device)
+    if root is not None:
+        memory = TeamMemory(memory, root, config)
+    require_weights_fit(memory.room(), needed)
+    plan = CheckpointPlan(sketch.folder, sketch.draft_folder, config)
+    if root is None:
+        return read_checkpoint(plan, placement.device, ALONE), None, memory
+    share = open_on_ranks(root, plan)
+    return share.own, share, memory
 
 
 def build_loop(
@@ -158,17 +173,19 @@ def build_loop(
     device: torch.device,
     memory: DeviceMemory | None = None,
     shapes: GraphPlan | None = None,
+    share: Share[Model] | None = None,
 ) -> EngineLoop:
     """State, scheduler, cache and loop over a loaded model, sized to the memory that is left.
 
     Args:
         memory: of the device; found out without it.
         shapes: of passes, in place of what the configuration captures.
+        share: of the model, where several ranks hold it.
 
     Raises:
         ConfigError: no request of full length fits; the message says what would.
     """
-    parts = EngineParts(model, tokenizer, config, speculation, max_model_len, device)
+    parts = EngineParts(model, tokenizer, config, speculation, max_model_len, device, share)
     memory_plan = size_engine(parts, memory or memory_of(device, config))
     log.info("memory: %s", memory_plan.sentence())
     return loop_over(parts.engine(memory_plan.num_pages, shapes), config, max_model_len, memory_plan)
@@ -177,7 +194,8 @@ def build_loop(
 def loop_over(engine: Engine, config: Config, max_model_len: int, memory: MemoryPlan) -> EngineLoop:
     """Scheduler, prefix cache and loop around an engine."""
     interval = config.prefix_cache_interval or _DEFAULT_INTERVAL_PAGES * memory.page_tokens
-    return EngineLoop(
+    loop_kind = RankedLoop if isinstance(engine, RankedEngine) else EngineLoop
+    return loop_kind(
         engine,
         Scheduler(config.max_num_seqs, config.max_num_batched_tokens, memory.num_pages, memory.page_tokens),
         PrefixCache(engine.state, memory.images),

@@ -23,6 +23,7 @@ from dspark.engine.core import RUNNING
 from dspark.engine.loop_commands import adding, do_nothing
 from dspark.engine.loop_thread import EngineDeadError, LoopThread, StepLoop, StepOutcome
 from dspark.engine.prompts import Prompt, prompt_token_ids
+from dspark.engine.ranks.failure import RankError
 from dspark.engine.request import Emission
 from dspark.engine.sample_stream import SampleStream
 from dspark.engine.status import LoopStatus
@@ -113,6 +114,8 @@ class AsyncEngine:
         self._error: EngineDeadError | None = None
         self._idle = asyncio.Event()
         self._idle.set()
+        if assembly.share is not None:
+            assembly.share.team.on_failure(self._on_rank_failure)
 
     async def start(self) -> None:
         """Start the engine's thread; the event loop that runs now is the one that it serves."""
@@ -353,9 +356,12 @@ class AsyncEngine:
         self._error = error
         self._call_soon(self._end_all, error)
 
+    def _on_rank_failure(self, error: RankError) -> None:
+        """In the thread that watches the ranks: the step may never return from a device that waits for one of them."""
+        self._on_death(EngineDeadError(str(error)))
+
     def _call_soon(self, callback: Callable[..., None], argument: Any) -> None:
-        assert self._event_loop is not None
-        if not self._event_loop.is_closed():
+        if self._event_loop is not None and not self._event_loop.is_closed():
             self._event_loop.call_soon_threadsafe(callback, argument)
 
     def _dispatch(self, outcome: StepOutcome) -> None:

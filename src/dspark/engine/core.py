@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dspark.config.errors import ConfigError, DSparkError
 from dspark.config.sampling import SamplingParams
+from dspark.engine.device_round import DeviceRounds
 from dspark.engine.finish import take_tokens
 from dspark.engine.grammar import GrammarCompiler
 from dspark.engine.graph_proposer import GraphProposer
@@ -23,6 +24,7 @@ from dspark.engine.text import TextStream
 from dspark.engine.tokenizer import TextTokenizer
 from dspark.models.build import Model
 from dspark.scheduler.plan import PlannedSpan, RequestId, RequestNeeds, StepPlan
+from dspark.speculative.device_lengths import DeviceLengths
 from dspark.speculative.dspark import DSparkProposer
 from dspark.speculative.health import DraftHealth
 from dspark.speculative.proposer import NoProposer, ProposalRequest, Proposer
@@ -53,7 +55,7 @@ class Engine:
         self.observer: RoundObserver | None = None
         self.stopwatch = Stopwatch()
         self.graphs = graphs
-        self._target = TargetRunner(model, state, graphs, self.stopwatch)
+        self._target = self._make_target()
         self._draft: DraftRunner | None = None
         self._proposer = speculation.proposer or self._own_proposer()
         self._require_room(1 + self._proposer.num_speculative_tokens)
@@ -76,11 +78,28 @@ class Engine:
                 f"{max_query_len - 1} drafts writes {max_query_len}: make it with max_query_len={max_query_len}"
             )
 
+    @property
+    def target(self) -> TargetRunner:
+        """Runs the target's passes."""
+        return self._target
+
+    def _make_target(self) -> TargetRunner:
+        return TargetRunner(self.model, self.state, self.graphs, self.stopwatch)
+
+    def _make_draft(self, width: int) -> DraftRunner:
+        return DraftRunner(self.model, self.state, width, self.graphs, self.num_valid_tokens, self.stopwatch)
+
+    def make_rounds(self, plan: GraphPlan, lengths: DeviceLengths) -> DeviceRounds:
+        """Rounds on the device over this engine's state."""
+        return DeviceRounds(
+            self.model, self.state, plan, self.speculation, lengths, self.num_valid_tokens, self.stopwatch
+        )
+
     def _own_proposer(self) -> Proposer:
         width = self.speculation.num_speculative_tokens
         if width == 0:
             return NoProposer()
-        self._draft = DraftRunner(self.model, self.state, width, self.graphs, self.num_valid_tokens, self.stopwatch)
+        self._draft = self._make_draft(width)
         proposer = DSparkProposer(self._draft, width, self.num_valid_tokens)
         return GraphProposer(proposer, self._draft.graphs, self._draft.states) if self._draft.graphs else proposer
 

@@ -13,13 +13,14 @@ from torch import Tensor
 from dspark.config.sampling import SamplingParams
 from dspark.engine.fixed_passes import FixedDraft, FixedTarget
 from dspark.engine.graphs import GraphCache, GraphPlan
+from dspark.engine.request import Request
 from dspark.engine.round_buffers import RoundBuffers, RoundRows, lay_rows, move_on
 from dspark.engine.speculation import Speculation
 from dspark.engine.stopwatch import Stopwatch
 from dspark.models.build import Model
 from dspark.ops.draw import DrawKind
 from dspark.sampling.device_rows import DeviceSampling, draw_rows
-from dspark.speculative.device_lengths import DeviceLengths
+from dspark.speculative.device_lengths import Bounds, DeviceLengths
 from dspark.speculative.device_verdict import DeviceVerdict
 from dspark.state.model_state import ModelState
 
@@ -84,6 +85,25 @@ class DeviceRounds:
         self._passes: GraphCache[PassResult] = GraphCache(plan.is_captured)
         self._ends: GraphCache[Tensor] = GraphCache(plan.is_captured)
         self._drafts: GraphCache[None] = GraphCache(plan.is_captured)
+
+    def enter(self, requests: Sequence[Request]) -> None:
+        """See `RoundBuffers.write`."""
+        self._write(self.buffers.columns(requests))
+
+    def _write(self, columns: Sequence[Sequence[int]]) -> None:
+        self.buffers.write(columns)
+
+    def empty(self, number: int) -> None:
+        """Let a request have no rows from the next launch on."""
+        self.buffers.limits[number].zero_()
+
+    def set_pages(self, tables: Sequence[Sequence[int]]) -> None:
+        """See `RoundBuffers.set_pages`."""
+        self.buffers.set_pages(tables)
+
+    def set_bounds(self, bounds: Bounds) -> None:
+        """See `RoundBuffers.set_bounds`."""
+        self.buffers.set_bounds(bounds)
 
     def set_sampling(self, params: Sequence[SamplingParams]) -> DrawKind:
         """How the first requests are drawn; returns what that needs."""

@@ -54,8 +54,15 @@ class RoundBuffers:
 
     def enter(self, requests: Sequence[Request]) -> None:
         """Write the columns of requests that stand at their anchors; all others become empty."""
+        self.write(self.columns(requests))
+
+    def columns(self, requests: Sequence[Request]) -> list[list[int]]:
+        """All columns, as plain numbers."""
         columns = [self._column(request) for request in requests]
-        columns += [self._empty()] * (self.table.shape[1] - len(columns))
+        return columns + [self._empty()] * (self.table.shape[1] - len(columns))
+
+    def write(self, columns: Sequence[Sequence[int]]) -> None:
+        """Set all columns."""
         self.table.copy_(torch.tensor(columns, dtype=torch.int64).T)
         self._num_pages, self._bounds = [], None
 
@@ -79,23 +86,29 @@ class RoundBuffers:
     def _empty(self) -> list[int]:
         return [0, 0, 0, -1, 0, 0, *[0] * self.width, *[-1] * self.history_len]
 
-    def set_pages(self, tables: Sequence[Sequence[int]]) -> None:
-        """Write the pages of the first requests where they have changed; what stands behind them is not read."""
+    def set_pages(self, tables: Sequence[Sequence[int]]) -> bool:
+        """Write the pages of the first requests where they have changed; what stands behind them is not read.
+
+        Returns:
+            whether they have.
+        """
         sizes = [len(pages) for pages in tables]
         if sizes == self._num_pages:
-            return
+            return False
         self._num_pages = sizes
         longest = max(sizes)
         padded = [[*pages, *[0] * (longest - len(pages))] for pages in tables]
         self._page_upload.write(self.pages[: len(tables), :longest], padded)
+        return True
 
-    def set_bounds(self, bounds: Bounds) -> None:
-        """What may be verified of the blocks that are launched next."""
+    def set_bounds(self, bounds: Bounds) -> bool:
+        """What may be verified of the blocks that are launched next; tells whether that is new."""
         if bounds == self._bounds:
-            return
+            return False
         self._bounds = bounds
         self._bound_upload.write(self.asked[: len(bounds.lengths)], bounds.lengths)
         self.budget.fill_(bounds.budget)
+        return True
 
 
 @dataclass(frozen=True)

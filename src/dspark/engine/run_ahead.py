@@ -145,7 +145,7 @@ class RunAhead:
         self._flights.clear()
         self._take_blocks()
         self._columns = [Column(request, request.state) for request in requests if request.state is not None]
-        self._rounds.buffers.enter(requests)
+        self._rounds.enter(requests)
         self._kind = self._rounds.set_sampling([request.params for request in requests])
         self._num_rows = sum(1 + (request.draft.verify_len if request.draft else 0) for request in requests)
         self._survival = None
@@ -154,7 +154,7 @@ class RunAhead:
         """Let requests that ended or left have no rows from the next launch on."""
         for number, column in enumerate(self._columns):
             if not column.is_live and not column.is_empty:
-                self._rounds.buffers.limits[number].zero_()
+                self._rounds.empty(number)
                 column.is_empty = True
 
     def _launch(self) -> None:
@@ -165,7 +165,7 @@ class RunAhead:
             if column.is_live:
                 column.state.ahead = self._reach(column.request, num_rounds)
                 self._engine.state.reserve(column.state, column.state.ahead)
-        self._rounds.buffers.set_pages([column.state.pages for column in self._columns])
+        self._rounds.set_pages([column.state.pages for column in self._columns])
         reach = max(column.state.committed + column.state.ahead for column in self._columns if column.is_live)
         num_rows, num_blocks = self._plan.rows_for(self._num_rows), 0
         assert num_rows is not None
@@ -185,7 +185,7 @@ class RunAhead:
         """Bound the lengths of the blocks that are launched next; returns how many drafts are verified at most."""
         count = len(self._columns)
         bounds = self._rounds.lengths.bounds(count, self._rounds.width, self._survival)
-        self._rounds.buffers.set_bounds(bounds)
+        self._rounds.set_bounds(bounds)
         lengths = [length for length, column in zip(bounds.lengths, self._columns, strict=True) if column.is_live]
         return min(sum(lengths), bounds.budget)
 
@@ -241,10 +241,7 @@ def run_ahead_of(engine: Engine, max_rows: int) -> RunAhead | None:
         return None
     width = speculation.num_speculative_tokens
     assert engine.state.max_ahead >= 1 + width, "the rings have no room for rounds that run ahead"
-    rounds = DeviceRounds(
-        engine.model, engine.state, plan, speculation, lengths, engine.num_valid_tokens, engine.stopwatch
-    )
-    return RunAhead(engine, rounds, plan, max_rows)
+    return RunAhead(engine, engine.make_rounds(plan, lengths), plan, max_rows)
 
 
 def _is_ready(request: Request) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -114,7 +115,10 @@ class DraftRunner:
 
     Attributes:
         graphs: the captured passes, where there are any.
+        graphs_kind: their class.
     """
+
+    graphs_kind: ClassVar[type[DraftGraphs]] = DraftGraphs
 
     def __init__(
         self,
@@ -129,9 +133,9 @@ class DraftRunner:
             raise ConfigError("this checkpoint has no draft stages: run it with speculation off")
         vocab_size = num_valid_tokens or model.plan.vocab_size
         self._stopwatch = stopwatch or Stopwatch()
-        self.graphs = (
-            DraftGraphs(model, state, plan, block_size, vocab_size, self._stopwatch) if plan is not None else None
-        )
+        self.graphs: DraftGraphs | None = None
+        if plan is not None:
+            self.graphs = self.graphs_kind(model, state, plan, block_size, vocab_size, self._stopwatch)
         self.draft: DsparkDraft = model.draft
         self.target = model.target
         self.state = state

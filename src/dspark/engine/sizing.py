@@ -12,6 +12,9 @@ from dspark.engine.device import TORCH_DTYPES
 from dspark.engine.device_memory import DeviceMemory, Room
 from dspark.engine.graphs import GraphPlan, plan_graphs
 from dspark.engine.memory import MemoryPlan, plan_memory, require_weights_fit
+from dspark.engine.ranks.engine import RankedEngine
+from dspark.engine.ranks.part import PartPlan, make_part
+from dspark.engine.ranks.share import Share
 from dspark.engine.rehearsal import rehearse
 from dspark.engine.speculation import Speculation
 from dspark.engine.tokenizer import TextTokenizer
@@ -27,7 +30,7 @@ INDEX_DTYPE = torch.bfloat16
 
 @dataclass(frozen=True)
 class EngineParts:
-    """What an engine is made of, less the size of its state."""
+    """What an engine is made of, less the size of its state. share: of the model, where several ranks hold it."""
 
     model: Model
     tokenizer: TextTokenizer
@@ -35,27 +38,36 @@ class EngineParts:
     speculation: Speculation
     max_model_len: int
     device: torch.device
+    share: Share[Model] | None = None
 
     def state(self, num_pages: int) -> ModelState:
         """A fresh state of so many pages."""
-        config, plan = self.config, self.model.plan
-        max_query_len = 1 + self.speculation.num_speculative_tokens
-        return ModelState(
-            plan,
-            config.max_num_seqs,
-            num_pages,
-            max_query_len,
-            TORCH_DTYPES[config.kv_cache_dtype],
-            self.device,
-            index_dtype=INDEX_DTYPE,
-            max_rewind=rewind_rows(state_geometry(plan), reuses_prefixes=config.enable_prefix_caching),
-            max_ahead=rows_ahead(max_query_len),
-        )
+        return self._part(num_pages, None).state(self.model, ModelState)
 
     def engine(self, num_pages: int, graphs: GraphPlan | None = None) -> Engine:
         """The engine over a fresh state; its graphs are those of the configuration, or others."""
-        state = self.state(num_pages)
-        return Engine(self.model, state, self.tokenizer, self.speculation, graphs or self.graphs())
+        plan = self._part(num_pages, graphs or self.graphs())
+        if self.share is None:
+            state = plan.state(self.model, ModelState)
+            return Engine(self.model, state, self.tokenizer, self.speculation, plan.graphs)
+        share = self.share.derive(make_part, plan)
+        return RankedEngine(share, self.model, share.own.state, self.tokenizer, self.speculation, plan.graphs)
+
+    def _part(self, num_pages: int, graphs: GraphPlan | None) -> PartPlan:
+        config, speculation = self.config, self.speculation
+        reuses = config.enable_prefix_caching
+        return PartPlan(
+            num_slots=config.max_num_seqs,
+            num_pages=num_pages,
+            max_query_len=1 + speculation.num_speculative_tokens,
+            dtype=TORCH_DTYPES[config.kv_cache_dtype],
+            index_dtype=INDEX_DTYPE,
+            max_rewind=rewind_rows(state_geometry(self.model.plan), reuses_prefixes=reuses),
+            max_ahead=rows_ahead(1 + speculation.num_speculative_tokens),
+            graphs=graphs,
+            draft_width=0 if speculation.proposer else speculation.num_speculative_tokens,
+            num_valid_tokens=min(self.model.plan.vocab_size, self.tokenizer.vocab_size),
+        )
 
     def graphs(self) -> GraphPlan | None:
         """What is captured."""

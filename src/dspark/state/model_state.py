@@ -188,11 +188,21 @@ class ModelState:
         oldest = max(request.committed - self.max_rewind, request.restored)
         if not oldest <= at <= request.committed:
             raise AssertionError(f"an image at {at}, but the rings hold what {oldest} to {request.committed} need")
-        rings = {key: ring[request.slot, self._ring_places(key, at)] for key, ring in self.rings.items()}
         used = -(-at // self.page_tokens)
-        image = StateImage(at, rings, [self.pages.share(page) for page in request.pages[:used]])
+        image = StateImage(
+            at, self.saved_rings(request.slot, at), [self.pages.share(page) for page in request.pages[:used]]
+        )
         self.images.append(image)
         return image
+
+    def saved_rings(self, slot: int, at: int) -> dict[str, Tensor]:
+        """Copies of the ring rows of a slot that a pass from a position can read."""
+        return {key: ring[slot, self._ring_places(key, at)] for key, ring in self.rings.items()}
+
+    def restore_rings(self, saved: dict[str, Tensor], slot: int, at: int) -> None:
+        """Put what `saved_rings` returned into a slot."""
+        for key, rows in saved.items():
+            self.rings[key][slot, self._ring_places(key, at)] = rows
 
     def _ring_places(self, key: str, at: int) -> Tensor:
         """Places of the rows before a position that a pass from it can read; reach 3 at 10 in a ring of 8: 7, 0, 1."""
@@ -208,14 +218,16 @@ class ModelState:
         try:
             for number, page in enumerate(image.pages):
                 whole = (number + 1) * self.page_tokens <= image.committed
-                request.pages.append(self.pages.share(page) if whole else self._copy_page(page))
+                request.pages.append(self.pages.share(page) if whole else self._copied(page))
         except DSparkError:
             self.close(request)
             raise
-        for key, saved in image.rings.items():
-            self.rings[key][request.slot, self._ring_places(key, image.committed)] = saved
+        self._fill(request.slot, image)
         request.committed = request.restored = image.committed
         return request
+
+    def _fill(self, slot: int, image: StateImage) -> None:
+        self.restore_rings(image.rings, slot, image.committed)
 
     def adopt_pages(self, image: StateImage, pages: list[int]) -> None:
         """Let an image share other pages in place of its first ones; they must hold the same rows."""
@@ -237,12 +249,16 @@ class ModelState:
         finally:
             self.drop(image)
 
-    def _copy_page(self, page: int) -> int:
+    def _copied(self, page: int) -> int:
         copy = self.pages.take()
+        self.copy_page(page, copy)
+        return copy
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy the growing rows of a page onto those of another."""
         for key, rows in self.appends.items():
             count = self.page_tokens // self.append_ratios[key]
-            rows[copy * count : (copy + 1) * count] = rows[page * count : (page + 1) * count]
-        return copy
+            rows[target * count : (target + 1) * count] = rows[source * count : (source + 1) * count]
 
     def check_integrity(self) -> None:
         """Assert that slots and pages are held exactly by the open requests and images."""

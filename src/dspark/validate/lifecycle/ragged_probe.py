@@ -33,7 +33,7 @@ class _RaggedRows:
         self.lengths = [6, 1, 3, 9, 4, 1, 6, 5]
         engine = subject.loop(settings(subject, max_num_seqs=2 * len(starts), enable_prefix_caching=False)).engine
         self.state: ModelState = engine.state
-        self.runner = TargetRunner(engine.model, self.state)
+        self.runner = TargetRunner(engine.model, self.state) if subject.ranks == 1 else engine.target
         self.texts = [prompt(subject, start + 16, number) for number, start in enumerate(starts)]
         self.requests = [self._prefilled(text, start) for text, start in zip(self.texts, starts, strict=True)]
         self.alone: Rows = {}

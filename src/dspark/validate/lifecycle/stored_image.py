@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dspark.engine.ranks.state import RankedState
 from dspark.state.model_state import ModelState, StateImage
 
 
@@ -24,18 +25,24 @@ def read_image(file: Path, state: ModelState) -> StateImage:
     Raises:
         OutOfPagesError: too few pages are free.
     """
-    tensors = load_file(file)
-    committed = int(tensors["committed"])
+    committed = int(load_file(file)["committed"])
     holder = state.open()
     state.reserve(holder, committed)
-    for key, rows in state.appends.items():
-        _fill_pages(state, key, rows, holder.pages, tensors[f"rows.{key}"])
-    rings = {key: tensors[f"ring.{key}"].to(state.device) for key in state.rings}
     pages = [state.pages.share(page) for page in holder.pages]
-    image = StateImage(committed, rings, pages)
+    image = StateImage(committed, read_rows(state, file, pages), pages)
     state.images.append(image)
     state.close(holder)
+    if isinstance(state, RankedState):
+        state.adopt(image, read_rows, file, pages)
     return image
+
+
+def read_rows(state: ModelState, file: Path, pages: list[int]) -> dict[str, Tensor]:
+    """Fill pages with the rows of a saved image; returns its ring rows."""
+    tensors = load_file(file)
+    for key, rows in state.appends.items():
+        _fill_pages(state, key, rows, pages, tensors[f"rows.{key}"])
+    return {key: tensors[f"ring.{key}"].to(state.device) for key in state.rings}
 
 
 def _fill_pages(state: ModelState, key: str, rows: Tensor, pages: list[int], saved: Tensor) -> None:

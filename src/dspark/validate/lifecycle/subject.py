@@ -34,12 +34,14 @@ class Subject:
         folder: checkpoint; None is the embedded model.
         max_model_len: tokens of a request at most.
         max_output: tokens that its requests generate at most: slow models get short requests.
+        ranks: that share it.
     """
 
-    def __init__(self, name: str, folder: Path | None, max_model_len: int, max_output: int) -> None:
+    def __init__(self, name: str, folder: Path | None, max_model_len: int, max_output: int, ranks: int = 1) -> None:
         self.name = name
         self.folder = folder
         self.max_output = max_output
+        self.ranks = ranks
         self._wanted_len = max_model_len
         alone = EngineSettings(1, _WHOLE_PROMPT, num_speculative_tokens=0, enable_prefix_caching=False)
         plain = self.assemble(alone)
@@ -69,6 +71,7 @@ class Subject:
         """A fresh engine, through the same door as every user: admission, weights, tokenizer, loop."""
         config = Config(
             model=str(self.folder) if self.folder else None,
+            tensor_parallel_size=self.ranks,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_model_len=self._wanted_len,
@@ -106,4 +109,4 @@ def _rebuilt(assembly: Assembly, speculation: Speculation, shapes: GraphPlan | N
     """An engine over the weights of an assembly that speculates in a way no configuration spells."""
     model, device = assembly.loop.engine.model, torch.device(assembly.device)
     tokenizer, config, max_len = assembly.tokenizer, assembly.config, assembly.max_model_len
-    return build_loop(model, tokenizer, config, speculation, max_len, device, shapes=shapes)
+    return build_loop(model, tokenizer, config, speculation, max_len, device, shapes=shapes, share=assembly.share)

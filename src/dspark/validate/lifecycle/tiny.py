@@ -28,6 +28,14 @@ _SPECIAL = ("<bos>", "<eos>", "<pad>", "<noise>")
 _PAIRS = ("th", "he", "in", "er", "an", "re", "on", "at", "en", "nd", "ti", "es")
 # Rows of embedding and head beyond the tokenizer's: ids that must never be drawn.
 _PADDED_ROWS = 3
+# What ranks divide.
+_DIVIDED_SIZES = (
+    "num_attention_heads",
+    "o_groups",
+    "moe_intermediate_size",
+    "n_routed_experts",
+    "dspark_n_routed_experts",
+)
 _DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
 # How much a half adds to the residual streams: less makes a token follow from the one before it, which the Markov head
 # knows; more makes it depend on everything else, which it does not.
@@ -35,10 +43,14 @@ _BRANCH_GAIN = 0.4
 _LOGIT_GAIN = 3.0
 
 
-def write_tiny_checkpoint(folder: Path, name: str, seed: int = 0) -> Path:
-    """Write one of `TINY_NAMES` with weights drawn from a seed; the folder must not exist."""
+def write_tiny_checkpoint(folder: Path, name: str, seed: int = 0, ranks: int = 1) -> Path:
+    """Write one of `TINY_NAMES` with weights drawn from a seed; the folder must not exist.
+
+    Args:
+        ranks: make it so much wider that each of them holds as much as one rank holds of the narrow model.
+    """
     tokenizer = tiny_tokenizer()
-    config = _config(name, tokenizer)
+    config = _config(name, tokenizer, ranks)
     plan = parse_config(config)
     contents = {"config.json": json.dumps(config).encode(), "tokenizer.json": tokenizer.to_str().encode()}
     return write_checkpoint(folder, _tensors(plan, seed), files=contents)
@@ -55,12 +67,15 @@ def tiny_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _config(name: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The packaged config.json with the sizes that follow from the tokenizer."""
+def _config(name: str, tokenizer: Tokenizer, ranks: int = 1) -> dict[str, Any]:
+    """The packaged config.json with the sizes that follow from the tokenizer and the ranks."""
     file = Path(str(files("dspark"))) / "assets" / "tiny" / f"{name}.json"
     config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     text = config.get("text_config", config)
-    text["vocab_size"] = tokenizer.get_vocab_size() + _PADDED_ROWS
+    text["vocab_size"] = -(-(tokenizer.get_vocab_size() + _PADDED_ROWS) // ranks) * ranks
+    for size in _DIVIDED_SIZES:
+        if size in text:
+            text[size] *= ranks
     if "engram_layer_ids" in text:
         text["engram_compressed_vocab_size"] = int(compressed_ids(tokenizer, text["vocab_size"]).max()) + 1
         text["engram_num_embeddings"] = engram_row_counts(text)
