@@ -226,8 +226,9 @@ def test_mixture_is_routed_and_shared_together(kernels, beside):
     experts, shared = expert_weights("fp4"), (coded("fp8 32", 2 * beside, HIDDEN), coded("fp8 32", HIDDEN, beside))
 
     def call(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        pairs = ((experts[0].weight, experts[1].weight), (shared[0].weight, shared[1].weight))
-        return kernels[1].mixture(x, Route(ids, weights), *pairs, LIMIT, 32)
+        beside = kernels[1].shared_expert(x, (shared[0].weight, shared[1].weight), LIMIT, 32)
+        pair = experts[0].weight, experts[1].weight
+        return kernels[1].sum_terms(kernels[1].mixture(x, Route(ids, weights), pair, beside, LIMIT, 32))
 
     x, ids, weights = expert_inputs(EXPERT_ROWS)
     check_row_law(call, (x, ids, weights))

@@ -17,6 +17,7 @@ from dspark.ops.compress import GroupRows, PoolShape
 from dspark.ops.draw import DrawKind
 from dspark.ops.elementwise import sigmoid, silu, softplus
 from dspark.ops.engram import hash_ngrams
+from dspark.ops.experts import Output
 from dspark.ops.hyper import Residual, StreamMix, head_mix
 from dspark.ops.index import IndexKeys, candidate_rows
 from dspark.ops.kept_rows import RowForm
@@ -119,6 +120,10 @@ def experts_case(experts: int, count: int, held: range | None = None) -> OpCase:
 
     stacks = (w13, w2) if held is None else (w13[held.start : held.stop], w2[held.start : held.stop])
 
+    def mixture(ops: OpSet, x: Tensor, route: Route) -> Output:
+        numbers = 2.0, lambda y: ops.quantise_fp8(y, 8), 8
+        return ops.mixture(x, route, stacks, ops.shared_expert(x, (s13, s2), *numbers), *numbers)
+
     def make(g: torch.Generator, T: int) -> Rows:
         chosen = torch.rand(T, experts, generator=g).argsort(-1)[:, :count]
         return normal(g, T, 40), chosen, torch.rand(T, count, generator=g)
@@ -126,9 +131,7 @@ def experts_case(experts: int, count: int, held: range | None = None) -> OpCase:
     return OpCase(
         f"mixture {count} of {experts}" + (f", held {held.start} to {held.stop - 1}" if held else ""),
         make,
-        lambda ops, x, ids, weights: (
-            ops.mixture(x, Route(ids, weights, held), stacks, (s13, s2), 2.0, lambda y: ops.quantise_fp8(y, 8), 8),
-        ),
+        lambda ops, x, ids, weights: (ops.sum_terms(mixture(ops, x, Route(ids, weights, held))),),
         None if count > 2 else lambda x, ids, weights: (naive_mixture(x, ids, weights),),
         tolerance=2e-3,
     )
@@ -352,19 +355,19 @@ def selection_cases() -> list[OpCase]:
         picks = naive.pick_rows(scores[columns].unsqueeze(0), torch.tensor([columns.shape[0]]), 6)[0]
         return torch.where(picks < 0, -1, columns[picks])
 
-    bias = fixed(11, 9).round()
+    bias, gate, table = fixed(11, 9).round(), torch.eye(9), fixed(17, 20, 9).argsort(-1)[:, :3].contiguous()
     return [
         OpCase(
             "route of tied experts",
             lambda g, T: (coarse(g, T, 9),),
-            lambda ops, logits: ops.route_rows(logits, torch.zeros_like(bias), None, 4, True, 1e-20, 1.5)[:2],
+            lambda ops, x: ops.route_rows(x, gate, torch.zeros_like(bias), None, 4, True, 1e-20, 1.5)[:2],
             lambda logits: naive.route(logits, torch.zeros(9), 4, 1e-20, 1.5),
         ),
         OpCase(
             "route to given experts",
-            lambda g, T: (normal(g, T, 9) * 30, torch.rand(T, 9, generator=g).argsort(-1)[:, :3]),
-            lambda ops, logits, ids: ops.route_rows(logits, None, ids, 3, False, 1e-20, 1.5)[:2],
-            lambda logits, ids: (ids, 1.5 * naive.softplus(logits.double()).sqrt().gather(1, ids)),
+            lambda g, T: (normal(g, T, 9) * 30, torch.randint(0, 20, (T,), generator=g)),
+            lambda ops, x, tokens: ops.route_rows(x, gate, None, (table, tokens), 3, False, 1e-20, 1.5)[:2],
+            lambda x, tokens: (table[tokens], 1.5 * naive.softplus(x.double()).sqrt().gather(1, table[tokens])),
         ),
         OpCase(
             "pick_rows",
@@ -397,7 +400,7 @@ def selection_cases() -> list[OpCase]:
         OpCase(
             "route weights",
             lambda g, T: (normal(g, T, 9) * 4,),
-            lambda ops, logits: ops.route_rows(logits, bias, None, 3, True, 1e-20, 1.5)[:2],
+            lambda ops, x: ops.route_rows(x, gate, bias, None, 3, True, 1e-20, 1.5)[:2],
             lambda logits: naive.route(logits, bias, 3, 1e-20, 1.5),
         ),
     ]

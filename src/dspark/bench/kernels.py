@@ -21,7 +21,7 @@ from dspark.config.errors import DSparkError
 from dspark.engine.machine import describe_machine
 from dspark.ops.packing import PackedWeight
 from dspark.ops.route import Route
-from dspark.ops.triton import experts, linear
+from dspark.ops.triton import experts, grouping, linear
 
 _TURN_BYTES = 3e8  # distinct weights that a chain goes through: several times the cache
 _MOST_TURNS = 40
@@ -164,14 +164,15 @@ def _expert_rows(
         x = every[:count].contiguous()
         routes = [_random_route(count, shape, device, seed) for seed in range(_ROUTES)]
         touched = sum(int(route.expert_ids.unique().numel()) for route in routes) / len(routes)
-        rows = experts.tile_shape(count * shape.topk).rows
-        tiles = [experts.sort_pairs(route.expert_ids, shape.num_experts, rows) for route in routes]
+        tiles = [grouping.tiles_of(route, shape.num_experts) for route in routes]
         places = inner[: count * shape.topk]
         first: list[Call] = [partial(experts.expert_product, x, w13, t[0]) for t in tiles]
         second: list[Call] = [partial(experts.expert_product, places, w2, t[1]) for t in tiles]
 
         def whole(x: Tensor, route: Route) -> Tensor:
-            return experts.mixture(x, route, (w13, w2), (shared13, shared2), _LIMIT, shape.group)
+            beside = experts.shared_expert(x, (shared13, shared2), _LIMIT, shape.group)
+            terms = experts.mixture(x, route, (w13, w2), beside, _LIMIT, shape.group)
+            return terms if isinstance(terms, Tensor) else experts.sum_terms(terms)
 
         both: list[Call] = [partial(whole, x, r) for r in routes]
         head = Route(routes[0].expert_ids[:1], routes[0].weights[:1])

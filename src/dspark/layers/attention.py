@@ -11,6 +11,7 @@ from dspark.layers.plans import CompressionPlan, LayerPlan, QuantPlan, RopePlan
 from dspark.layers.quantisers import activation_form, activation_quantiser, cache_form
 from dspark.layers.state_view import StateView
 from dspark.ops.attention import Sources
+from dspark.ops.experts import Output
 from dspark.ops.opset import OpSet
 from dspark.ops.rope import Turn, rope_frequencies
 
@@ -89,7 +90,7 @@ class Attention(nn.Module):
             picks.turns[key] = self.ops.rotations(positions, self.freqs)
         return picks.turns[key]
 
-    def forward(self, x: Tensor, quantised: Tensor, view: StateView, picks: SharedPicks) -> Tensor:
+    def forward(self, x: Tensor, quantised: Tensor, view: StateView, picks: SharedPicks) -> Output:
         """x: [T, D] and the same quantised -> [T, D]; writes this layer's rows of the pass into the state."""
         turn = self._turn(view.positions, 0, picks)
         query, key = (self.q_norm, self.latent_form), (self.kv_norm, self.window_form)
@@ -99,15 +100,15 @@ class Attention(nn.Module):
             sources.append(self._compressed_keys(x, q_latent, turn, view, picks))
         return self.attend(q_latent, turn, sources)
 
-    def attend(self, q_latent: Tensor, turn: Turn, sources: Sources) -> Tensor:
+    def attend(self, q_latent: Tensor, turn: Turn, sources: Sources) -> Output:
         """Queries from their latent over `sources`, rotated back at the query positions and projected: [T, D]."""
         q = self.wq_b(q_latent).view(-1, self.plan.num_heads, self.plan.head_dim)
         eps = self.plan.norm_eps if self.plan.normalise_query_heads else None
         return self._project_out(self.ops.attend(q, turn, sources, self.attn_sink, self.scale, eps))
 
-    def _project_out(self, heads: Tensor) -> Tensor:
+    def _project_out(self, heads: Tensor) -> Output:
         """Each group of heads through its own rows of wo_a, then all groups through wo_b: [T, H, K] -> [T, D]."""
-        return self.wo_b(self.quantise_input(self.wo_a(heads.flatten(1))))
+        return self.wo_b.terms(self.quantise_input(self.wo_a(heads.flatten(1))))
 
     def _compressed_keys(
         self, x: Tensor, q_latent: Tensor, turn: Turn, view: StateView, picks: SharedPicks

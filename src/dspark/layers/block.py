@@ -12,6 +12,7 @@ from dspark.layers.linear import RMSNorm
 from dspark.layers.moe import MixtureOfExperts
 from dspark.layers.plans import LayerPlan, QuantPlan
 from dspark.layers.state_view import StateView
+from dspark.ops.experts import Output
 from dspark.ops.hyper import Residual
 from dspark.ops.opset import OpSet
 from dspark.parallel.group import ALONE, RankGroup
@@ -40,13 +41,17 @@ class Block(nn.Module):
         """The residual after the attention half; its streams are this block's input."""
         half = self.hc_attn(residual, self.attn_norm)
         output = self.attn(half.x, half.quantised, view, picks)
-        return half.leave(self.ranks.sum(output))
+        return half.leave(self._joined(output))
 
     def feed_forward_half(self, residual: Residual, token_ids: Tensor) -> Residual:
         """The residual after the feed-forward half."""
         half = self.hc_ffn(residual, self.ffn_norm)
         output = self.ffn(half.x, half.quantised, token_ids)
-        return half.leave(self.ranks.sum(output))
+        return half.leave(self._joined(output))
+
+    def _joined(self, output: Output) -> Output:
+        """A half's output from this rank's part."""
+        return output if self.ranks.size == 1 else self.ranks.sum(self.ops.sum_terms(output))
 
 
 class BlockList(nn.ModuleList):

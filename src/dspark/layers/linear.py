@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dspark.layers.plans import Storage
+from dspark.ops.experts import Output
 from dspark.ops.opset import OpSet
 from dspark.ops.packing import Weight, join_weights
 
@@ -28,6 +29,10 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: [T, in_size] -> [T, out_size]."""
         return self.ops.linear(x, self.ops.stored(self.weight, self.storage))
+
+    def terms(self, x: Tensor) -> Output:
+        """The same as what a half gives: a last sum may be left to its reader."""
+        return self.ops.linear_terms(x, self.ops.stored(self.weight, self.storage))
 
 
 class GroupedLinear(Linear):

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from dspark.layers.linear import Linear, parameter
 from dspark.layers.plans import MoePlan, QuantPlan, Storage
 from dspark.layers.quantisers import activation_quantiser
+from dspark.ops.experts import Output
 from dspark.ops.opset import OpSet
 from dspark.ops.route import Route
 
@@ -19,11 +20,11 @@ class Router(nn.Module):
         self.ops = ops
         self.weight = parameter(plan.num_experts, plan.hidden_size)
 
-    def route(self, x: Tensor, bias: Tensor | None, expert_ids: Tensor | None) -> Route:
-        """The route of rows x [T, D]: by biased scores, or to given experts."""
-        plan, logits = self.plan, self.ops.linear_wide(x, self.weight)
-        route = self.ops.route_rows(logits, bias, expert_ids, plan.topk, plan.normalise, plan.sum_eps, plan.scaling)
-        return route._replace(held=plan.held)
+    def route(self, x: Tensor, bias: Tensor | None, given: tuple[Tensor, Tensor] | None) -> Route:
+        """The route of rows x [T, D]: by biased scores, or to the experts that a table gives to their tokens."""
+        plan = self.plan
+        numbers = plan.topk, plan.normalise, plan.sum_eps, plan.scaling
+        return self.ops.route_rows(x, self.weight, bias, given, *numbers, plan.held)
 
 
 class ScoreRouter(Router):
@@ -49,7 +50,7 @@ class HashRouter(Router):
 
     def forward(self, x: Tensor, token_ids: Tensor) -> Route:
         """x: [T, D], token_ids: [T] -> the route of each row."""
-        return self.route(x, None, self.tid2eid[token_ids])
+        return self.route(x, None, (self.tid2eid, token_ids))
 
 
 class RoutedExperts(nn.Module):
@@ -85,10 +86,11 @@ class MixtureOfExperts(nn.Module):
         self.quantise = activation_quantiser(quant, ops)
         self.group = quant.block
 
-    def forward(self, x: Tensor, quantised: Tensor, token_ids: Tensor) -> Tensor:
+    def forward(self, x: Tensor, quantised: Tensor, token_ids: Tensor) -> Output:
         """x: [T, D] and the same quantised, token_ids: [T] -> [T, D]."""
-        route = self.gate(x, token_ids)
         stored, experts, shared = self.ops.stored, self.experts, self.shared_experts
         routed = stored(experts.w13, experts.storage), stored(experts.w2, experts.storage)
-        beside = stored(shared.w13.weight, shared.w13.storage), stored(shared.w2.weight, shared.w2.storage)
-        return self.ops.mixture(quantised, route, routed, beside, self.plan.limit, self.quantise, self.group)
+        weights = stored(shared.w13.weight, shared.w13.storage), stored(shared.w2.weight, shared.w2.storage)
+        numbers = self.plan.limit, self.quantise, self.group
+        beside = self.ops.shared_expert(quantised, weights, *numbers)
+        return self.ops.mixture(quantised, self.gate(x, token_ids), routed, beside, *numbers)

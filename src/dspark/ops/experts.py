@@ -1,6 +1,7 @@
 """Gated feed-forward experts: one shared by all rows, and the routed ones that each row chose."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,16 +56,56 @@ Weights = tuple[Tensor, Tensor]
 _ELSEWHERE = -1
 
 
-def mixture_of(
-    routed: Callable[..., Tensor], product: Callable[[Tensor, Tensor], Tensor], gate: Callable[[Tensor, float], Tensor]
+class Terms(NamedTuple):
+    """Rows [T, D] whose last sum is left to their reader, as some kernels give them.
+
+    Attributes:
+        slots: [T, k, D], added in float32 from first to last; None where there are none.
+        sections: [n, T, D], whose sum from first to last is rounded to `dtype` and added last.
+    """
+
+    slots: Tensor | None
+    sections: Tensor
+    dtype: torch.dtype
+
+
+# What a half's last op gives.
+Output = Tensor | Terms
+
+
+def sum_terms(output: Output) -> Tensor:
+    """[T, D] of what a half's last op gave; these twins leave no sum to the reader."""
+    assert isinstance(output, Tensor)
+    return output
+
+
+def shared_expert_of(
+    product: Callable[[Tensor, Tensor], Tensor], gate: Callable[[Tensor, float], Tensor]
 ) -> Callable[..., Tensor]:
-    """Routed and shared experts from their parts: `routed_experts`, `linear` and `gate_and_up` of one set of twins."""
+    """The shared expert from its parts: `linear` and `gate_and_up` of one set of twins."""
+
+    def shared_expert(
+        x: Tensor, weights: Weights, limit: float, quantise: Callable[[Tensor], Tensor], group: int
+    ) -> Tensor:
+        """The expert that every row passes through: [T, D] -> [T, D].
+
+        Args:
+            x: already quantised. weights: w13 and w2. limit: clamp of gate and up.
+            quantise: activation quantisation in front of w2, of `group` columns that share a scale; 0: the identity.
+        """
+        return product(quantise(gate(product(x, weights[0]), limit).to(x.dtype)), weights[1])
+
+    return shared_expert
+
+
+def mixture_of(routed: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Routed and shared experts together, from the `routed_experts` of one set of twins."""
 
     def mixture(
         x: Tensor,
         route: Route,
         experts: Weights,
-        shared: Weights,
+        shared: Tensor,
         limit: float,
         quantise: Callable[[Tensor], Tensor],
         group: int,
@@ -72,19 +113,18 @@ def mixture_of(
         """Routed sum in float32, shared expert added last.
 
         Args:
-            x: [T, D], already quantised. experts, shared: w13 and w2 of the routed and of the shared experts.
-            limit: clamp of gate and up. quantise: activation quantisation in front of w2.
-            group: columns that share a scale of `quantise`, 0 where it is the identity.
+            x: [T, D], already quantised. experts: w13 and w2 of the routed experts. shared: what `shared_expert` gave.
+            limit, quantise, group: see `shared_expert_of`.
         Returns:
             [T, D] in the dtype of `x`.
         """
-        inner = quantise(gate(product(x, shared[0]), limit).to(x.dtype))
-        return (routed(x, route, *experts, limit, quantise) + product(inner, shared[1])).to(x.dtype)
+        return (routed(x, route, *experts, limit, quantise) + shared).to(x.dtype)
 
     return mixture
 
 
-mixture = mixture_of(routed_experts, linear, gate_and_up)
+mixture = mixture_of(routed_experts)
+shared_expert = shared_expert_of(linear, gate_and_up)
 
 
 def _pairs_by_expert(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dspark.ops.elementwise import sigmoid
+from dspark.ops.experts import Output, sum_terms
 from dspark.ops.linear import linear
 from dspark.ops.norm import rms_norm
 from dspark.ops.quantise import quantise_fp8
@@ -31,7 +32,7 @@ class Residual(NamedTuple):
 
     streams: Tensor
     carried: Tensor
-    pending: tuple[Tensor, StreamMix] | None = None
+    pending: tuple[Output, StreamMix] | None = None
 
 
 class HalfInput(NamedTuple):
@@ -42,7 +43,7 @@ class HalfInput(NamedTuple):
     streams: Tensor
     mix: StreamMix
 
-    def leave(self, output: Tensor) -> Residual:
+    def leave(self, output: Output) -> Residual:
         """The residual after the half, its output [T, D] still to be written."""
         return Residual(self.streams, self.mix.pre, (output, self.mix))
 
@@ -98,7 +99,7 @@ class StreamReader:
     rstd: Callable[[Tensor, float], Tensor]
     mix: Callable[..., StreamMix]
     collapse: Callable[[Tensor, Tensor], Tensor]
-    expand: Callable[[Tensor, Tensor, StreamMix], Tensor]
+    expand: Callable[[Output, Tensor, StreamMix], Tensor]
     norm: Callable[[Tensor, Tensor | None, float], Tensor]
     quantise: Callable[[Tensor, int], Tensor]
 
@@ -155,14 +156,14 @@ def mean_streams(streams: Tensor) -> Tensor:
     return streams.float().mean(1).to(streams.dtype)
 
 
-def expand_streams(output: Tensor, streams: Tensor, mix: StreamMix) -> Tensor:
+def expand_streams(output: Output, streams: Tensor, mix: StreamMix) -> Tensor:
     """Write a half's output back: out[j] = post[j] * output + sum_i comb[i, j] * streams[i] -> [T, S, D]."""
-    written = mix.post.unsqueeze(-1) * output.float().unsqueeze(1)
+    written = mix.post.unsqueeze(-1) * sum_terms(output).float().unsqueeze(1)
     carried = (mix.comb.unsqueeze(-1) * streams.float().unsqueeze(2)).sum(1)
     return (written + carried).to(streams.dtype)
 
 
-def written_streams(residual: Residual, expand: Callable[[Tensor, Tensor, StreamMix], Tensor]) -> Tensor:
+def written_streams(residual: Residual, expand: Callable[[Output, Tensor, StreamMix], Tensor]) -> Tensor:
     """Streams [T, S, D] after what is pending."""
     if residual.pending is None:
         return residual.streams

@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from dspark.ops import (
     rows,
     verdict,
 )
+from dspark.ops.experts import Output
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,10 @@ class OpSet:
     linear_wide: Callable[[Tensor, Tensor], Tensor]
     grouped_linear: Callable[[Tensor, Tensor, int], Tensor]
     attend: Callable[..., Tensor]
-    mixture: Callable[..., Tensor]
+    linear_terms: Callable[[Tensor, Tensor], Output]
+    sum_terms: Callable[[Output], Tensor]
+    shared_expert: Callable[..., Any]
+    mixture: Callable[..., Output]
     index_scores: Callable[[Tensor, Tensor, int, index.IndexKeys], Tensor]
     pick_rows: Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
     quantise_fp8: Callable[[Tensor, int], Tensor]
@@ -62,7 +67,7 @@ class OpSet:
     read_streams: Callable[..., hyper.HalfInput]
     read_head: Callable[..., tuple[Tensor, Tensor]]
     collapse_streams: Callable[[Tensor, Tensor], Tensor]
-    expand_streams: Callable[[Tensor, Tensor, hyper.StreamMix], Tensor]
+    expand_streams: Callable[[Output, Tensor, hyper.StreamMix], Tensor]
     mean_streams: Callable[[Tensor], Tensor]
     engram_rows: Callable[..., Tensor]
     engram_gate: Callable[[Tensor, Tensor, Tensor, float], Tensor]
@@ -87,6 +92,9 @@ TORCH_OPS = OpSet(
     linear_wide=linear.linear_wide,
     grouped_linear=linear.grouped_linear,
     attend=attention.attend,
+    linear_terms=linear.linear,
+    sum_terms=experts.sum_terms,
+    shared_expert=experts.shared_expert,
     mixture=experts.mixture,
     index_scores=index.index_scores,
     pick_rows=index.pick_rows,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dspark.ops.experts import mixture_of
+from dspark.ops.experts import Terms, mixture_of, shared_expert_of
 from dspark.ops.opset import OpSet
 from dspark.ops.packing import GROUP_ROWS, PackedWeight
 from dspark.ops.route import Route
@@ -42,23 +42,51 @@ def grouped_linear(x: Tensor, weight: Tensor | PackedWeight, groups: int) -> Ten
     return linear.linear(x, weight, groups=groups)
 
 
-_mixture_of_parts = mixture_of(experts.routed_experts, linear.linear, elementwise.gate_and_up)
+_mixture_of_parts = mixture_of(experts.routed_experts)
+_shared_expert_of_parts = shared_expert_of(linear.linear, elementwise.gate_and_up)
+Weights = tuple[Tensor | PackedWeight, Tensor | PackedWeight]
+Quantiser = Callable[[Tensor], Tensor]
+
+
+def shared_expert(
+    x: Tensor, weights: Weights, limit: float, quantise: Quantiser, group: int
+) -> Tensor | experts.SharedRows:
+    """See `dspark.ops.experts.shared_expert_of`; for bf16 rows and stored weights beside what is launched next."""
+    if x.dtype == torch.float32 or _has_float32(weights):
+        return _shared_expert_of_parts(x, weights, limit, quantise, group)
+    stacks = [weight.unsqueeze(0) if isinstance(weight, Tensor) else weight for weight in weights]
+    return experts.shared_expert(x, (stacks[0], stacks[1]), limit, group)
 
 
 def mixture(
     x: Tensor,
     route: Route,
-    weights: tuple[Tensor | PackedWeight, Tensor | PackedWeight],
-    shared: tuple[Tensor | PackedWeight, Tensor | PackedWeight],
+    weights: Weights,
+    shared: Tensor | experts.SharedRows,
     limit: float,
-    quantise: Callable[[Tensor], Tensor],
+    quantise: Quantiser,
     group: int,
-) -> Tensor:
-    """See `dspark.ops.experts.mixture_of`; in six launches for bf16 rows and weights that are held as stored."""
-    if x.dtype == torch.float32 or any(isinstance(w, Tensor) and w.dtype == torch.float32 for w in (*weights, *shared)):
+) -> Tensor | Terms:
+    """See `dspark.ops.experts.mixture_of`."""
+    if isinstance(shared, Tensor):
         return _mixture_of_parts(x, route, weights, shared, limit, quantise, group)
-    stacks = [weight.unsqueeze(0) if isinstance(weight, Tensor) else weight for weight in shared]
-    return experts.mixture(x, route, weights, (stacks[0], stacks[1]), limit, group)
+    return experts.mixture(x, route, weights, shared, limit, group)
+
+
+def linear_terms(x: Tensor, weight: Tensor | PackedWeight) -> Tensor | Terms:
+    """See `dspark.ops.linear.linear`; the sum over the sections of a product is left to the reader."""
+    if x.dtype == torch.float32 or _has_float32((weight,)):
+        return linear.linear(x, weight)
+    return Terms(None, linear.product_parts(x, weight.unsqueeze(0) if isinstance(weight, Tensor) else weight), x.dtype)
+
+
+def sum_terms(terms: Tensor | Terms) -> Tensor:
+    """[T, D] of what a half's last op gave."""
+    return terms if isinstance(terms, Tensor) else experts.sum_terms(terms)
+
+
+def _has_float32(weights: tuple[Tensor | PackedWeight, ...]) -> bool:
+    return any(isinstance(weight, Tensor) and weight.dtype == torch.float32 for weight in weights)
 
 
 TRITON_OPS = OpSet(
@@ -67,6 +95,9 @@ TRITON_OPS = OpSet(
     linear_wide=lambda x, weight: linear.linear(x, weight, torch.float32),
     grouped_linear=grouped_linear,
     attend=attention.attend,
+    linear_terms=linear_terms,
+    sum_terms=sum_terms,
+    shared_expert=shared_expert,
     mixture=mixture,
     index_scores=index.index_scores,
     pick_rows=pick.pick_rows,

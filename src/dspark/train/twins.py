@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dspark.layers.plans import Storage
-from dspark.ops import attention, compress, engram, experts, hyper, index, kept_rows, norm, quantise, rope
+from dspark.ops import attention, compress, engram, experts, hyper, index, kept_rows, norm, quantise, rope, route
 from dspark.ops.index import IndexKeys
 from dspark.ops.opset import TORCH_OPS, OpSet
 from dspark.ops.route import Route
@@ -213,7 +213,9 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
         linear_wide=lambda x, weight: linear(x.float(), weight),
         grouped_linear=grouped_linear,
         attend=attention.attend_of(norm_rows, turn, dense.sparse_attention),
-        mixture=experts.mixture_of(dense.routed_experts, linear, gate),
+        linear_terms=linear,
+        shared_expert=experts.shared_expert_of(linear, gate),
+        mixture=experts.mixture_of(dense.routed_experts),
         index_scores=dense.index_scores,
         quantise_fp8=fp8,
         quantise_fp4=fp4,
@@ -233,4 +235,5 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
         expand_streams=expand,
         mean_streams=fuse(hyper.mean_streams),
         engram_gate=fuse(engram.engram_gate),
+        route_rows=route.route_rows_of(lambda x, weight: linear(x.float(), weight)),
     )

@@ -26,6 +26,15 @@ def round_bf16(x, PLAIN: tl.constexpr):
 
 
 @triton.jit
+def section_sum(parts, places, known, step, SECTIONS: tl.constexpr, ROUND: tl.constexpr, PLAIN: tl.constexpr):
+    """Sum over sections from first to last, `step` elements apart, rounded as a linear map's result is."""
+    total = tl.load(parts + places, mask=known, other=0.0).to(tl.float32)
+    for section in tl.static_range(1, SECTIONS):
+        total += tl.load(parts + section * step.to(tl.int64) + places, mask=known, other=0.0).to(tl.float32)
+    return round_bf16(total, PLAIN) if ROUND else total
+
+
+@triton.jit
 def _gate(x, out, limit, F: tl.constexpr, BLOCK: tl.constexpr, HAS_LIMIT: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

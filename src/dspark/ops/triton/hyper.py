@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dspark.ops.experts import Output
 from dspark.ops.hyper import HalfInput, Residual, StreamMix
 from dspark.ops.triton.early import begin, early_launch
-from dspark.ops.triton.elementwise import round_bf16, sigmoid
+from dspark.ops.triton.elementwise import round_bf16, section_sum, sigmoid
+from dspark.ops.triton.experts import sum_terms
 from dspark.ops.triton.launch import INTERPRETED, block_of, new_output, packed, rounded
 from dspark.ops.triton.quantise import rounded_fp8
 
@@ -25,23 +27,39 @@ _PLAIN_GROUP = 128  # columns that lie together where none share a scale
 
 
 @triton.jit
-def _written(output, streams, post, comb, row, columns, to, inside, D: tl.constexpr, S: tl.constexpr):
+def _output(
+    slots, sections, row, columns, inside, step,
+    D: tl.constexpr, SLOTS: tl.constexpr, SECTIONS: tl.constexpr, ROUND: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """A half's output at some columns: the sum of its slots, then of its sections (`dspark.ops.experts.Terms`)."""
+    total = tl.zeros(columns.shape, dtype=tl.float32)
+    for slot in tl.static_range(SLOTS):
+        total += tl.load(slots + (row * SLOTS + slot) * D + columns, mask=inside, other=0.0).to(tl.float32)
+    total += section_sum(sections, row * D + columns, inside, step, SECTIONS, ROUND, PLAIN)
+    return round_bf16(total, PLAIN) if ROUND else total
+
+
+@triton.jit
+def _written(own, streams, post, comb, row, columns, to, inside, D: tl.constexpr, S: tl.constexpr):
     """Streams `to` of a row at some columns after its output is written: post * output + sum over streams."""
     carried = tl.zeros(columns.shape, dtype=tl.float32)
     for stream in tl.static_range(S):
         part = tl.load(streams + (row * S + stream) * D + columns, mask=inside, other=0.0).to(tl.float32)
         carried += tl.load(comb + (row * S + stream) * S + to, mask=inside, other=0.0) * part
-    own = tl.load(output + row * D + columns, mask=inside, other=0.0).to(tl.float32)
     return tl.load(post + row * S + to, mask=inside, other=0.0) * own + carried
 
 
 @triton.jit(do_not_specialize=["T", "rows_each"])
 def _project(
-    output, streams, post, comb, fn, written, sums, T, rows_each,
+    slots, parts, streams, post, comb, fn, written, sums, T, rows_each,
     D: tl.constexpr, S: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr, BLOCK_S: tl.constexpr,
-    SECTION: tl.constexpr, PENDING: tl.constexpr, ROUND: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
+    SECTION: tl.constexpr, SLOTS: tl.constexpr, SECTIONS: tl.constexpr, ROUND: tl.constexpr, EARLY: tl.constexpr,
+    PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """A section of some rows: whole streams, and the section's sums of N products with `fn` and of squares."""
+    """A section of some rows: whole streams, and the section's sums of N products with `fn` and of squares.
+
+    Nothing is pending where there are no `SECTIONS` of an output.
+    """
     section, sections = tl.program_id(0), tl.num_programs(0)
     outputs, lanes = tl.arange(0, LANES), tl.arange(0, BLOCK_S * SECTION)
     columns, to = section * SECTION + lanes % SECTION, lanes // SECTION
@@ -52,8 +70,9 @@ def _project(
     first = tl.program_id(1).to(tl.int64) * rows_each
     for step in range(tl.minimum(rows_each, T - first)):
         row = first + step
-        if PENDING:
-            found = _written(output, streams, post, comb, row, columns, to, inside, D, S)
+        if SECTIONS > 0:
+            own = _output(slots, parts, row, columns, inside, T * D, D, SLOTS, SECTIONS, ROUND, PLAIN)
+            found = _written(own, streams, post, comb, row, columns, to, inside, D, S)
             if ROUND:
                 found = round_bf16(found, PLAIN)
             tl.store(written + (row * S + to) * D + columns, found.to(written.dtype.element_ty), mask=inside)
@@ -179,7 +198,8 @@ def _expand(output, streams, post, comb, out, D: tl.constexpr, S: tl.constexpr, 
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = lanes < S * D
-    found = _written(output, streams, post, comb, row, lanes % D, lanes // D, inside, D, S)
+    own = tl.load(output + row * D + lanes % D, mask=inside, other=0.0).to(tl.float32)
+    found = _written(own, streams, post, comb, row, lanes % D, lanes // D, inside, D, S)
     tl.store(out + row * S * D + lanes, found.to(out.dtype.element_ty), mask=inside)
 
 
@@ -206,19 +226,29 @@ def _projected(residual: Residual, fn: Tensor) -> _Sums:
     num_rows, size, width = streams.shape
     sections, lanes = triton.cdiv(width, _SECTION), block_of(fn.shape[0] + 1, least=16)
     sums = torch.empty(num_rows, sections, lanes, dtype=torch.float32, device=streams.device)
-    written, pending, early = streams, (streams, streams, streams), early_launch()
+    written, mix, early = streams, (streams, streams), early_launch()
+    slots, parts = streams[:, :0], streams[:0]
     if residual.pending is not None:
-        output, mix = residual.pending
+        output, back = residual.pending
+        slots, parts = _terms_of(output)
+        mix = packed(back.post), packed(back.comb)
         written = new_output(streams, num_rows, size, width)
-        pending = packed(output), packed(mix.post), packed(mix.comb)
     if num_rows:
         rows_each = triton.cdiv(num_rows * sections, _MOST_PROGRAMS)
         _project[(sections, triton.cdiv(num_rows, rows_each))](
-            pending[0], streams, pending[1], pending[2], packed(fn), written, sums, num_rows, rows_each,
-            width, size, fn.shape[0], lanes, block_of(size), _SECTION, residual.pending is not None,
+            slots, parts, streams, *mix, packed(fn), written, sums, num_rows, rows_each,
+            width, size, fn.shape[0], lanes, block_of(size), _SECTION, slots.shape[1], parts.shape[0],
             streams.dtype == torch.bfloat16, early, INTERPRETED, num_warps=4, launch_pdl=early,
         )  # fmt: skip
     return _Sums(rounded(written, streams), sums)
+
+
+def _terms_of(output: Output) -> tuple[Tensor, Tensor]:
+    """Slots [T, k, D] and sections [n, T, D] of a half's output; a tensor is one section."""
+    if isinstance(output, Tensor):
+        return output[:, None][:, :0], packed(output).unsqueeze(0)
+    sections = packed(output.sections)
+    return sections[0][:, None][:, :0] if output.slots is None else packed(output.slots), sections
 
 
 def _launch_read(
@@ -310,14 +340,15 @@ def mean_streams(streams: Tensor) -> Tensor:
     return rounded(out, streams)
 
 
-def expand_streams(output: Tensor, streams: Tensor, mix: StreamMix) -> Tensor:
+def expand_streams(output: Output, streams: Tensor, mix: StreamMix) -> Tensor:
     """See `dspark.ops.hyper.expand_streams`."""
+    whole = output if isinstance(output, Tensor) else sum_terms(output)
     num_rows, num_streams, size = streams.shape
     out = new_output(streams, num_rows, num_streams, size)
     if num_rows:
         mix_back = packed(mix.post), packed(mix.comb)
         _expand[_grid(num_rows, num_streams * size)](
-            packed(output), packed(streams), *mix_back, out, size, num_streams, _BLOCK, num_warps=2
+            packed(whole), packed(streams), *mix_back, out, size, num_streams, _BLOCK, num_warps=2
         )
     return rounded(out, streams)
 

@@ -116,15 +116,15 @@ def runs_side_by_side(sections: int, num_rows: int, width: int) -> bool:
     return sections > 1 and 4 * sections * num_rows * width <= _MOST_BYTES_SIDE_BY_SIDE
 
 
-def product_parts(x: Tensor, weight: Tensor | PackedWeight) -> Tensor:
+def product_parts(x: Tensor, weight: Tensor | PackedWeight, out_dtype: torch.dtype | None = None) -> Tensor:
     """[sections, T, N] sums of bf16 rows and a weight [1, N, K], for a kernel that adds them from first to last.
 
-    float32 while there are several; a single one is in the dtype of `x`.
+    float32 while there are several; a single one is in `out_dtype`, that of `x` without it.
     """
     rows = prepared_rows(x, weight.shape[2], isinstance(weight, PackedWeight))
     shape, count = block_shape(rows.shape[0], weight), sections_of(weight)
     if not runs_side_by_side(count, rows.shape[0], weight.shape[1]):
-        out = torch.empty(rows.shape[0], weight.shape[1], dtype=result_dtype(x, x.dtype), device=x.device)
+        out = torch.empty(rows.shape[0], weight.shape[1], dtype=result_dtype(x, out_dtype or x.dtype), device=x.device)
         product(rows, weight, out, shape, sections=count)
         return out.unsqueeze(0)
     parts = torch.empty(count, rows.shape[0], weight.shape[1], dtype=torch.float32, device=x.device)
