@@ -313,7 +313,7 @@ def hyper_cases(size: int, width: int) -> list[OpCase]:
         own = read(streams, None)
         written = naive.expand_streams(output, streams, (carried, post, comb))
         shifted, *shifted_mix = read(written, carried)
-        last = naive.expand_streams(output, streams, StreamMix(*own[1:]))
+        last = naive.expand_streams(output, streams, (own[1], own[2], own[3]))
         pre = naive.sigmoid(logits(last, fn[:size]) * scale[0] + base[:size]) + 1e-6
         hidden = naive.collapse_streams(last, pre)
         head = hidden, naive.rms_norm(hidden, norm_weight, 1e-6)

@@ -11,12 +11,12 @@ class Beside:
     """A branch that starts behind everything launched so far and runs beside what follows, until `join`.
 
     Only a graph has branches; where none is being captured, the launches run in the order in which they are made.
-    Tensors made inside belong to the branch; they are read after `join` only.
+    Tensors made inside belong to the branch; they are read after `join` only. Branches of one name follow each other.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, name: str) -> None:
         is_captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        self._stream = _side_stream(device) if is_captured else None
+        self._stream = _side_stream(device, name) if is_captured else None
         self._scope = ExitStack()
 
     def __enter__(self) -> "Beside":
@@ -37,5 +37,5 @@ class Beside:
 
 
 @lru_cache(maxsize=16)
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
+def _side_stream(device: torch.device, name: str) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)

@@ -212,7 +212,7 @@ def shared_expert(
         x: [T, D] bf16, already quantised. weights: w13 and w2, packed or bf16 [1, N, K].
         limit: clamp of gate and up. group: columns of an fp8 group in front of w2; 0 leaves them as they are.
     """
-    with Beside(x.device) as branch:
+    with Beside(x.device, "shared") as branch:
         inner = gate_rows(product_parts(x, weights[0]), x.dtype, limit, group)
         return SharedRows(product_parts(inner, weights[1]), branch)
 

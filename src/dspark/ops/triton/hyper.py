@@ -1,8 +1,8 @@
 """Hyper-connections: a half's input in two launches, and sums over streams in stream order.
 
 The first writes what is pending into the streams and projects them to mix logits, whose sums are left in sections of
-fixed columns; the second adds those from the first to the last and makes the input and the next mix. Each program of
-the first holds its section of the projection, so that more rows read it no more often.
+fixed columns, each program holding its section of the projection for all its rows; the second adds the sections up and
+makes the input and the next mix.
 """
 
 from typing import NamedTuple
@@ -21,8 +21,10 @@ from dspark.ops.triton.launch import INTERPRETED, block_of, new_output, packed, 
 from dspark.ops.triton.quantise import rounded_fp8
 
 _BLOCK = 256
-_SECTION = 32  # columns of each stream in a section
-_MOST_PROGRAMS = 1024  # of a projection; above, each takes several rows
+_SECTION = 64  # columns of each stream in a section
+_MOST_PROGRAMS = 2048  # of a projection; above, each takes several rows
+_FEW_COLUMNS = 4096  # that four warps hold in their registers
+_PART = 1024  # columns of a row's input that a program makes
 _PLAIN_GROUP = 128  # columns that lie together where none share a scale
 
 
@@ -79,90 +81,112 @@ def _project(
         else:
             found = tl.load(streams + (row * S + to) * D + columns, mask=inside, other=0.0).to(tl.float32)
         factors = tl.where((outputs == N)[:, None], found[None, :], weights)
-        total = tl.sum(factors * found[None, :], 1)
-        tl.store(sums + (row * sections + section) * LANES + outputs, total, mask=outputs <= N)
+        tl.store(sums + (row * sections + section) * LANES + outputs, tl.sum(factors * found[None, :], 1))
 
 
 @triton.jit
-def _totals(sums, places, mask, SECTIONS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr):
-    """Sums over a row's sections at some places."""
-    sections = tl.arange(0, BLOCK)
-    known = (sections < SECTIONS)[:, None] & mask[None, :]
-    return tl.sum(tl.load(sums + sections[:, None] * LANES + places[None, :], mask=known, other=0.0), 0)
+def _inverse(x):
+    """1 / x of positive numbers, in two instructions instead of a division's ten."""
+    root = tl.rsqrt(x)
+    return root * root
 
 
 @triton.jit
-def _balance(logits, inside, eps, STEPS: tl.constexpr):
-    """A doubly stochastic matrix of logits [S, S] (Sinkhorn): softmax of the rows, then columns and rows in turn."""
+def _balanced(logits, inside, eps, STEPS: tl.constexpr):
+    """A doubly stochastic matrix from logits [S, S] (Sinkhorn): softmax of the rows, then columns and rows in turn."""
     whole = inside[:, None] & inside[None, :]
     logits = tl.where(whole, logits, float("-inf"))
     comb = tl.exp(logits - tl.where(inside, tl.max(logits, 1), 0.0)[:, None])
-    comb = tl.where(whole, comb / tl.where(inside, tl.sum(comb, 1), 1.0)[:, None] + eps, 0.0)
-    comb = comb / (tl.sum(comb, 0) + eps)[None, :]
+    comb = tl.where(whole, comb * _inverse(tl.where(inside, tl.sum(comb, 1), 1.0))[:, None] + eps, 0.0)
+    comb = comb * _inverse(tl.sum(comb, 0) + eps)[None, :]
     for _ in range(STEPS - 1):
-        comb = comb / (tl.sum(comb, 1) + eps)[:, None]
-        comb = comb / (tl.sum(comb, 0) + eps)[None, :]
+        comb = comb * _inverse(tl.sum(comb, 1) + eps)[:, None]
+        comb = comb * _inverse(tl.sum(comb, 0) + eps)[None, :]
     return comb
 
 
 @triton.jit
-def _write_back(
-    sums, scale, base, post_out, comb_out, row, rstd, eps,
-    S: tl.constexpr, STEPS: tl.constexpr, SECTIONS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
-    BLOCK_S: tl.constexpr,
+def _mix(
+    sums, scale, base, post_out, comb_out, row, eps, stream_eps,
+    D: tl.constexpr, S: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr,
+    SECTIONS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The mix with which a row's output will be written."""
-    i = tl.arange(0, BLOCK_S)
-    inside = i < S
-    post = _totals(sums, S + i, inside, SECTIONS, BLOCK, LANES) * rstd * tl.load(scale + 1)
-    post = 2.0 * sigmoid(post + tl.load(base + S + i, mask=inside, other=0.0))
+    """The mix with which a row's output will be written: post and comb. Reads everything before it computes."""
+    i, pairs, sections = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_S * BLOCK_S), tl.arange(0, BLOCK)
+    inside, in_pair = i < S, (pairs // BLOCK_S < S) & (pairs % BLOCK_S < S)
+    posts, combs = S + i, 2 * S + (pairs // BLOCK_S) * S + pairs % BLOCK_S
+    post_base, comb_base = tl.load(base + posts, mask=inside, other=0.0), tl.load(base + combs, mask=in_pair, other=0.0)
+    post_scale, comb_scale = tl.load(scale + 1), tl.load(scale + 2)
+    begin(EARLY)
+    sums += sections[:, None] * LANES
+    is_section = (sections < SECTIONS)[:, None]
+    squares = tl.load(sums + N, mask=is_section, other=0.0)
+    post = tl.load(sums + posts[None, :], mask=is_section & inside[None, :], other=0.0)
+    comb = tl.load(sums + combs[None, :], mask=is_section & in_pair[None, :], other=0.0)
+    rstd = tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / (S * D) + stream_eps)
+    post = 2.0 * sigmoid(tl.sum(post, 0) * rstd * post_scale + post_base)
     tl.store(post_out + row * S + i, post, mask=inside)
-    pairs = tl.arange(0, BLOCK_S * BLOCK_S)
-    places, known = (pairs // BLOCK_S) * S + pairs % BLOCK_S, (pairs // BLOCK_S < S) & (pairs % BLOCK_S < S)
-    logits = _totals(sums, 2 * S + places, known, SECTIONS, BLOCK, LANES) * rstd * tl.load(scale + 2)
-    logits += tl.load(base + 2 * S + places, mask=known, other=0.0)
-    square = i[:, None] * S + i[None, :]
-    comb = _balance(tl.reshape(logits, (BLOCK_S, BLOCK_S)), inside, eps, STEPS)
-    tl.store(comb_out + row * S * S + square, comb, mask=inside[:, None] & inside[None, :])
+    logits = tl.sum(comb, 0) * rstd * comb_scale + comb_base
+    comb = _balanced(tl.reshape(logits, (BLOCK_S, BLOCK_S)), inside, eps, STEPS)
+    tl.store(comb_out + row * S * S + i[:, None] * S + i[None, :], comb, mask=inside[:, None] & inside[None, :])
 
 
 @triton.jit(do_not_specialize=["carried_step"])
 def _read(
     streams, carried, sums, scale, base, norm_weight, out, quantised, hidden, pre_out, post_out, comb_out,
     carried_step, eps, stream_eps, norm_eps,
-    D: tl.constexpr, S: tl.constexpr, N: tl.constexpr, STEPS: tl.constexpr, SECTIONS: tl.constexpr,
-    BLOCK: tl.constexpr, LANES: tl.constexpr, BLOCK_S: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
-    SHIFTED: tl.constexpr, QUANTISE: tl.constexpr, HEAD: tl.constexpr, ROUND: tl.constexpr, EARLY: tl.constexpr,
-    PLAIN: tl.constexpr,
+    D: tl.constexpr, S: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr,
+    SECTIONS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, GROUPS: tl.constexpr,
+    GROUP: tl.constexpr, PARTS: tl.constexpr, SHIFTED: tl.constexpr, QUANTISE: tl.constexpr, HEAD: tl.constexpr,
+    ROUND: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """A row's input by one program, the mix of its output by a second one; `HEAD` keeps the collapsed row instead."""
-    begin(EARLY)
-    row = tl.program_id(0).to(tl.int64)
+    """A row's input by `PARTS` programs, the mix of its output by one more; `HEAD` keeps the collapsed row instead.
+
+    Each program collapses the whole row for its mean square, and writes its own part. It waits for memory once: all
+    that can be read is asked for before anything is computed.
+    """
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sums += row * SECTIONS * LANES
-    sections = tl.arange(0, BLOCK)
-    squares = tl.sum(tl.load(sums + sections * LANES + N, mask=sections < SECTIONS, other=0.0), 0)
-    rstd = tl.rsqrt(squares / (S * D) + stream_eps)
-    if tl.program_id(1) == 1:
-        _write_back(sums, scale, base, post_out, comb_out, row, rstd, eps, S, STEPS, SECTIONS, BLOCK, LANES, BLOCK_S)
+    if part == PARTS:
+        _mix(
+            sums, scale, base, post_out, comb_out, row, eps, stream_eps,
+            D, S, N, LANES, STEPS, SECTIONS, BLOCK, BLOCK_S, EARLY,
+        )  # fmt: skip
         return
-    i = tl.arange(0, BLOCK_S)
-    lanes = tl.arange(0, GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    i, columns = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
+    outputs, sections = tl.arange(0, LANES), tl.arange(0, BLOCK)
+    lanes = part * (GROUPS * GROUP) + tl.arange(0, GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     inside = lanes < D
-    places = (row * S + i)[:, None, None] * D + lanes[None, :, :]
-    parts = tl.load(streams + places, mask=(i < S)[:, None, None] & inside[None, :, :], other=0.0).to(tl.float32)
     factor = tl.load(norm_weight + lanes, mask=inside, other=0.0)
-    pre = _totals(sums, i, i < S, SECTIONS, BLOCK, LANES) * rstd * tl.load(scale)
-    pre = sigmoid(pre + tl.load(base + i, mask=i < S, other=0.0)) + eps
-    if not HEAD:
-        tl.store(pre_out + row * S + i, pre, mask=i < S)
+    pre_base, pre_scale = tl.load(base + outputs, mask=outputs < S, other=0.0), tl.load(scale)
+    begin(EARLY)
+    streams += row * S * D
+    totals = tl.load(
+        sums + sections[:, None] * LANES + outputs[None, :], mask=(sections < SECTIONS)[:, None], other=0.0
+    )
+    known = (i < S)[:, None] & (columns < D)[None, :]
+    whole = tl.load(streams + i[:, None] * D + columns[None, :], mask=known, other=0.0)
     if SHIFTED:
-        pre = tl.load(carried + row * carried_step + i, mask=i < S, other=0.0)
-    x = tl.sum(parts * pre[:, None, None], 0)
+        pre = tl.load(carried + row * carried_step + outputs, mask=outputs < S, other=0.0)
+    totals = tl.sum(totals, 0)
+    rstd = tl.rsqrt(tl.sum(tl.where(outputs == N, totals, 0.0), 0) / (S * D) + stream_eps)
+    own_pre = sigmoid(totals * rstd * pre_scale + pre_base) + eps
+    if part == 0 and not HEAD:
+        tl.store(pre_out + row * S + outputs, own_pre, mask=outputs < S)
+    if not SHIFTED:
+        pre = own_pre
+    weights = tl.zeros([BLOCK_S], dtype=tl.float32)
+    x = tl.zeros([GROUPS, GROUP], dtype=tl.float32)
+    for stream in tl.static_range(S):
+        weight = tl.sum(tl.where(outputs == stream, pre, 0.0), 0)
+        weights = tl.where(i == stream, weight, weights)
+        x += tl.load(streams + stream * D + lanes, mask=inside, other=0.0).to(tl.float32) * weight
+    collapsed = tl.sum(whole.to(tl.float32) * weights[:, None], 0)
     if ROUND:
-        x = round_bf16(x, PLAIN)
+        collapsed, x = round_bf16(collapsed, PLAIN), round_bf16(x, PLAIN)
     if HEAD:
         tl.store(hidden + row * D + lanes, x.to(hidden.dtype.element_ty), mask=inside)
-    x = x * tl.rsqrt(tl.sum(tl.sum(x * x, 1), 0) / D + norm_eps) * factor
+    x = x * tl.rsqrt(tl.sum(collapsed * collapsed, 0) / D + norm_eps) * factor
     tl.store(out + row * D + lanes, x.to(out.dtype.element_ty), mask=inside)
     if QUANTISE:
         if ROUND:
@@ -256,19 +280,17 @@ def _launch_read(
     iterations: int, numbers: tuple[float, float, float], group: int, is_head: bool,
 ) -> None:  # fmt: skip
     """The second launch; `outputs` are the input, the same quantised, the collapsed row, and the mix."""
-    streams = sums.streams
+    streams, (_, sections, lanes) = sums.streams, sums.sections.shape
     num_rows, size, width = streams.shape
-    if num_rows == 0:
-        return
-    _, sections, lanes = sums.sections.shape
-    columns, early = group or min(_PLAIN_GROUP, block_of(width)), early_launch()
-    groups = block_of(triton.cdiv(width, columns))
-    _read[(num_rows, 1 if is_head else 2)](
+    columns, early = group or _PLAIN_GROUP, early_launch()
+    groups = max(_PART // columns, 1)
+    parts = triton.cdiv(width, groups * columns)
+    _read[(num_rows, parts + (not is_head))](
         streams, streams if carried is None else carried, sums.sections, packed(scale), packed(base),
         packed(norm_weight), *outputs, 0 if carried is None else carried.stride(0), *numbers,
-        width, size, base.shape[0], iterations, sections, block_of(sections), lanes, block_of(size), groups, columns,
-        carried is not None, group > 0, is_head, streams.dtype == torch.bfloat16, early, INTERPRETED,
-        num_warps=16 if groups * columns > 4096 else 8 if groups * columns > 1024 else 4, launch_pdl=early,
+        width, size, base.shape[0], lanes, iterations, sections, block_of(sections), block_of(size), block_of(width),
+        groups, columns, parts, carried is not None, group > 0, is_head, streams.dtype == torch.bfloat16, early,
+        INTERPRETED, num_warps=4 if width <= _FEW_COLUMNS else 8, launch_pdl=early,
     )  # fmt: skip
 
 
@@ -293,9 +315,10 @@ def read_streams(
     comb = torch.empty(num_rows, size, size, dtype=torch.float32, device=streams.device)
     out = new_output(streams, num_rows, width)
     quantised = torch.empty_like(out) if group else out
-    carried = _strided_rows(residual.carried) if is_shifted else None
-    outputs, numbers = (out, quantised, out, pre, post, comb), (eps, stream_eps, norm_eps)
-    _launch_read(sums, carried, scale, base, norm_weight, outputs, iterations, numbers, group, False)
+    if num_rows:
+        carried = _strided_rows(residual.carried) if is_shifted else None
+        outputs, numbers = (out, quantised, out, pre, post, comb), (eps, stream_eps, norm_eps)
+        _launch_read(sums, carried, scale, base, norm_weight, outputs, iterations, numbers, group, False)
     x = rounded(out, streams)
     return HalfInput(x, rounded(quantised, streams) if group else x, streams, StreamMix(pre, post, comb))
 
@@ -314,8 +337,10 @@ def read_head(
     sums = _projected(residual, fn)
     num_rows, _, width = sums.streams.shape
     hidden, out = (new_output(sums.streams, num_rows, width) for _ in range(2))
-    outputs, numbers = (out, out, hidden, out, out, out), (eps, stream_eps, norm_eps)
-    _launch_read(sums, None, scale, base, norm_weight, outputs, 0, numbers, 0, True)
+    if num_rows:
+        numbers = eps, stream_eps, norm_eps
+        outputs = out, out, hidden, out, out, out
+        _launch_read(sums, None, scale, base, norm_weight, outputs, 0, numbers, 0, True)
     return rounded(hidden, sums.streams), rounded(out, sums.streams)
 
 

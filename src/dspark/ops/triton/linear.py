@@ -17,6 +17,8 @@ from dspark.ops.triton.product import Shape, product
 _WIDE = 16384  # rows of a weight that fill the device by themselves
 _ENOUGH_BLOCKS = 128  # of a weight that needs no sections
 _MOST_PROGRAMS = 320  # of a product whose sections run side by side
+_LEAST_CHUNKS = 16  # of a section that is cut in two; a quarter of it below `_FEW_PROGRAMS`
+_FEW_PROGRAMS = 64
 _MOST_BYTES_SIDE_BY_SIDE = 64 * 2**20  # of the sums that sections leave
 _SUM_BLOCK = 1024
 
@@ -62,13 +64,13 @@ def sections_of(weight: Tensor | PackedWeight) -> int:
     number follows from the weight's shape alone, so it is part of the product's meaning and not of a call.
     """
     num_experts, width, depth = weight.shape
-    if num_experts > 1:
+    blocks, chunks = triton.cdiv(width, TILE_ROWS), triton.cdiv(depth, CHUNK)
+    if num_experts > 1 or blocks >= _ENOUGH_BLOCKS:
         return 1
     sections = 1
-    blocks, chunks = triton.cdiv(width, TILE_ROWS), triton.cdiv(depth, CHUNK)
-    if blocks >= _ENOUGH_BLOCKS:
-        return 1
-    while blocks * sections * 2 <= _MOST_PROGRAMS and chunks % (sections * 2) == 0 and chunks // sections >= 16:
+    while chunks % (sections * 2) == 0 and blocks * sections * 2 <= _MOST_PROGRAMS:
+        if chunks // sections < (_LEAST_CHUNKS if blocks * sections >= _FEW_PROGRAMS else _LEAST_CHUNKS // 4):
+            break
         sections *= 2
     return sections if isinstance(weight, PackedWeight) or depth % CHUNK == 0 else 1
 

@@ -1,4 +1,4 @@
-"""Scores, choice and weights of experts, and the pairs of few rows grouped by expert in the same launch."""
+"""Scores, choice and weights of experts: one program a row."""
 
 import torch
 import triton
@@ -8,7 +8,7 @@ from torch import Tensor
 from dspark.ops.route import Route
 from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.elementwise import section_sum
-from dspark.ops.triton.grouping import MOST_COMPARED, empty_groups, group_few, tile_shape
+from dspark.ops.triton.grouping import one_row_groups
 from dspark.ops.triton.launch import INTERPRETED, block_of, packed
 from dspark.ops.triton.linear import linear, product_parts
 
@@ -24,46 +24,50 @@ def _softplus(x):
     return tl.maximum(x, 0.0) + tl.where(e < _SMALL, series, tl.log(1.0 + e))
 
 
-@triton.jit(do_not_specialize=["T", "last_tile", "lowest"])
+@triton.jit(do_not_specialize=["T", "lowest"])
 def _route(
-    parts, bias, table_ids, token_ids, chosen, weights, order, pair_rows, places, table,
-    T, last_tile, lowest, sum_eps, scaling,
+    parts, bias, table_ids, token_ids, chosen, weights, order, pair_rows, places, table, T, lowest, sum_eps, scaling,
     E: tl.constexpr, COUNT: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr, SECTIONS: tl.constexpr,
-    CHOOSES: tl.constexpr, NORMALISE: tl.constexpr, ROWS: tl.constexpr, HELD: tl.constexpr, TILE_ROWS: tl.constexpr,
-    PAIRS: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
+    CHOOSES: tl.constexpr, NORMALISE: tl.constexpr, HELD: tl.constexpr, GROUPS: tl.constexpr, EARLY: tl.constexpr,
+    PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """`ROWS` rows of gate logits, summed over sections; `PAIRS` > 0 where these are all and their pairs are grouped."""
+    """One row of gate logits, summed over sections; with `GROUPS` it is the only one, and its pairs are tiles."""
     begin(EARLY)
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    is_row = row < T
-    lanes, slots = tl.arange(0, BLOCK)[None, :], tl.arange(0, SLOTS)[None, :]
-    inside = is_row[:, None] & (lanes < E)
-    logits = section_sum(parts, row[:, None] * E + lanes, inside, T * E, SECTIONS, False, PLAIN)
-    scores = tl.sqrt(_softplus(logits))
+    row = tl.program_id(0).to(tl.int64)
+    lanes, slots = tl.arange(0, BLOCK), tl.arange(0, SLOTS)
+    inside = lanes < E
+    scores = tl.sqrt(_softplus(section_sum(parts, row * E + lanes, inside, T * E, SECTIONS, False, PLAIN)))
     if CHOOSES:
-        biased = tl.where(lanes < E, scores + tl.load(bias + lanes, mask=lanes < E, other=0.0), float("-inf"))
+        biased = tl.where(inside, scores + tl.load(bias + lanes, mask=inside, other=0.0), float("-inf"))
     else:
-        given = table_ids + tl.load(token_ids + row, mask=is_row, other=0) * COUNT
-    found = tl.zeros([ROWS, SLOTS], dtype=tl.float32)
-    total = tl.zeros([ROWS], dtype=tl.float32)
-    for slot in tl.static_range(COUNT):
+        table_ids += tl.load(token_ids + row) * COUNT
+    found = tl.zeros([SLOTS], dtype=tl.float32)
+    total = 0.0
+    for slot in range(COUNT):
         if CHOOSES:
-            best = tl.max(biased, 1)
+            best = tl.max(biased, 0)
             # The lower of two equal experts; a row of numbers that are none still names experts that exist.
-            expert = tl.minimum(tl.min(tl.where(biased == best[:, None], lanes, BLOCK), 1), E - 1).to(tl.int64)
-            biased = tl.where(lanes == expert[:, None], float("-inf"), biased)
+            expert = tl.minimum(tl.min(tl.where(biased == best, lanes, BLOCK), 0), E - 1).to(tl.int64)
+            biased = tl.where(lanes == expert, float("-inf"), biased)
         else:
-            expert = tl.load(given + slot, mask=is_row, other=0)
-        tl.store(chosen + row * COUNT + slot, expert, mask=is_row)
-        score = tl.sum(tl.where(lanes == expert[:, None], scores, 0.0), 1)
+            expert = tl.load(table_ids + slot)
+        tl.store(chosen + row * COUNT + slot, expert)
+        score = tl.sum(tl.where(lanes == expert, scores, 0.0), 0)
         total += score
-        found = tl.where(slots == slot, score[:, None], found)
+        found = tl.where(slots == slot, score, found)
+        if GROUPS:
+            number = expert - lowest
+            is_held = (number >= 0) & (number < HELD)
+            tl.store(table + 3 * slot, tl.where(is_held, number, 0).to(tl.int32))
+            tl.store(table + 3 * slot + 1, slot)
+            tl.store(table + 3 * slot + 2, is_held.to(tl.int32))
     if NORMALISE:
-        found = found / (total + sum_eps)[:, None]
-    tl.store(weights + row[:, None] * COUNT + slots, found * scaling, mask=is_row[:, None] & (slots < COUNT))
-    if PAIRS > 0:
-        tl.debug_barrier()  # the choices are read again, by other threads
-        group_few(chosen, order, pair_rows, places, table, T * COUNT, last_tile, lowest, HELD, COUNT, TILE_ROWS, PAIRS)
+        found = found / (total + sum_eps)
+    tl.store(weights + row * COUNT + slots, found * scaling, mask=slots < COUNT)
+    if GROUPS:
+        tl.store(order + slots, slots, mask=slots < COUNT)
+        tl.store(pair_rows + slots, slots * 0, mask=slots < COUNT)
+        tl.store(places + slots, slots, mask=slots < COUNT)
 
 
 def route_rows(
@@ -77,26 +81,23 @@ def route_rows(
     scaling: float,
     held: range | None = None,
 ) -> Route:
-    """See `dspark.ops.route.route_rows_of`; few rows come grouped by expert, in two launches."""
+    """See `dspark.ops.route.route_rows_of`; a single row comes grouped by expert."""
     num_rows, experts = x.shape[0], weight.shape[0]
     chosen = torch.empty(num_rows, count, dtype=torch.int64, device=x.device)
     weights = torch.empty(num_rows, count, dtype=torch.float32, device=x.device)
     if num_rows == 0:
         return Route(chosen, weights, held)
     parts = _gate_parts(x, weight)
-    P, num_held, early = chosen.numel(), experts if held is None else len(held), early_launch()
-    is_grouped = P <= MOST_COMPARED
-    groups = empty_groups(P, num_held, x.device) if is_grouped else (chosen,) * 4
-    rows = block_of(num_rows) if is_grouped else 1
+    num_held, early = experts if held is None else len(held), early_launch()
+    groups = one_row_groups(count, x.device) if num_rows == 1 else None
     tables = (parts, parts) if given is None else (packed(given[0]), packed(given[1]))
-    _route[(triton.cdiv(num_rows, rows),)](
-        parts, parts if bias is None else packed(bias), *tables, chosen, weights, *groups,
-        num_rows, groups[3].shape[0], held.start if held else 0, sum_eps, scaling,
-        experts, count, block_of(count), block_of(experts), parts.shape[0], given is None, normalise, rows, num_held,
-        tile_shape(P).rows, block_of(P) if is_grouped else 0, early, INTERPRETED,
-        num_warps=8 if rows > 8 else 4 if is_grouped else 1, launch_pdl=early,
+    _route[(num_rows,)](
+        parts, parts if bias is None else packed(bias), *tables, chosen, weights, *(groups or (chosen,) * 4),
+        num_rows, held.start if held else 0, sum_eps, scaling, experts, count, block_of(count), block_of(experts),
+        parts.shape[0], given is None, normalise, num_held, groups is not None, early, INTERPRETED, num_warps=1,
+        launch_pdl=early,
     )  # fmt: skip
-    return Route(chosen, weights, held, groups if is_grouped else None)
+    return Route(chosen, weights, held, groups)
 
 
 def _gate_parts(x: Tensor, weight: Tensor) -> Tensor:
