@@ -73,7 +73,7 @@ def _group(
 def tile_shape(num_pairs: int) -> Shape:
     """Block sizes for a routed product of `num_pairs` places, as measured on Hopper: few rows an expert at first."""
     if num_pairs <= 12:
-        return Shape(8, 64, 5, 2)
+        return Shape(8, 64, 5, 4)
     if num_pairs <= 1024:
         return Shape(8, 128, 4 if num_pairs <= 48 else 3, 4)
     return Shape(16 if num_pairs <= 4096 else 32 if num_pairs <= 16384 else 64, 128, 4, 4)

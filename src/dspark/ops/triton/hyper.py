@@ -21,8 +21,8 @@ from dspark.ops.triton.launch import INTERPRETED, block_of, new_output, packed, 
 from dspark.ops.triton.quantise import rounded_fp8
 
 _BLOCK = 256
-_SECTION = 64  # columns of each stream in a section
-_MOST_PROGRAMS = 2048  # of a projection; above, each takes several rows
+_SECTION = 32  # columns of each stream in a section
+_MOST_PROGRAMS = 4096  # of a projection; above, each takes several rows
 _FEW_COLUMNS = 4096  # that four warps hold in their registers
 _PART = 1024  # columns of a row's input that a program makes
 _PLAIN_GROUP = 128  # columns that lie together where none share a scale
