@@ -14,6 +14,7 @@ from torch import Tensor
 from dspark.layers.plans import Storage
 from dspark.ops import attention, compress, engram, experts, hyper, index, kept_rows, norm, quantise, rope, route
 from dspark.ops.index import IndexKeys
+from dspark.ops.markov import confidence_logits_of
 from dspark.ops.opset import TORCH_OPS, OpSet
 from dspark.ops.route import Route
 
@@ -212,6 +213,7 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
         linear=linear,
         linear_wide=lambda x, weight: linear(x.float(), weight),
         grouped_linear=grouped_linear,
+        confidence_logits=confidence_logits_of(linear),
         attend=attention.attend_of(norm_rows, turn, dense.sparse_attention),
         linear_terms=linear,
         shared_expert=experts.shared_expert_of(linear, gate),
