@@ -17,6 +17,14 @@ _WORDS = tl.constexpr(NUM_WORDS)
 _MOST_FILTERED = 64
 
 
+class DrawnRows(NamedTuple):
+    """owners, positions: [T] int64, contiguous. words: [N, 6] int64 of the requests."""
+
+    owners: Tensor
+    positions: Tensor
+    words: Tensor
+
+
 @triton.jit
 def noise_key(words, owner, position):
     """(key of the noise, temperature) of rows that belong to requests `owner`."""
@@ -106,14 +114,6 @@ def draw_rows(logits: Tensor, owners: Tensor, positions: Tensor, params: DrawPar
     else:
         take_best(*_bests(logits, rows), tokens, logits.shape[1])
     return tokens
-
-
-class DrawnRows(NamedTuple):
-    """owners, positions: [T] int64, contiguous. words: [N, 6] int64 of the requests."""
-
-    owners: Tensor
-    positions: Tensor
-    words: Tensor
 
 
 def draw_filtered(logits: Tensor, rows: DrawnRows, maxima: Tensor, tokens: Tensor) -> None:
