@@ -5,7 +5,6 @@ sent to. Under uniform routing n rows with k of E experts each touch E x (1 - (1
 and written rows are left out: a kernel could keep them on the chip.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,16 +14,14 @@ from typing import Any
 from dspark.checkpoint.plan import TensorPlan
 from dspark.layers.plans import AttentionPlan, LayerPlan, ModelPlan, Storage
 from dspark.models.inventory import DRAFT_PREFIX, MemoryClass, expected_tensors
+from dspark.models.sharding import shard_plan
+from dspark.parallel.shard import Shard
 
 BANDWIDTH = 4.3e12  # bytes a second of a large copy on one H200
 PEAK_FLOPS = 780e12  # bf16 products on one H200
 _HEAD, _KV, _INDEX = "head", "KV rows", "index keys"
 _LOOKUP = "looked-up rows"
 _MARKOV = "markov steps"
-# Weights that ranks divide; all others are read whole by each of them.
-_SHARDED = re.compile(
-    r"\.attn\.(wq_b|wo_a|wo_b)\.|\.experts\.|\.shared_experts\.|^head\.|\.markov_head\.|engram\.wkv\."
-)
 
 Parts = defaultdict[str, float]
 
@@ -89,6 +86,11 @@ class Roofline:
         experts = (MemoryClass.EXPERTS, DRAFT_PREFIX + MemoryClass.EXPERTS)
         return [one for one in expected_tensors(self.plan) if one.memory_class not in experts]
 
+    @cached_property
+    def _held_bytes(self) -> dict[str, int]:
+        """What one rank holds of each tensor."""
+        return {one.name: one.num_bytes for one in expected_tensors(shard_plan(self.plan, Shard(0, self.ranks)))}
+
     def target(self, load: Load) -> PassCost:
         """A target pass."""
         own = [one for one in self._tensors if not one.memory_class.startswith(DRAFT_PREFIX)]
@@ -107,8 +109,9 @@ class Roofline:
         parts = self._dense(own)
         head = [one for one in self._tensors if one.name == "head.weight"]
         parts[_HEAD] += self._dense(head)[_HEAD]
-        # Each step of the loop goes through the Markov head anew, which is larger than the cache at real sizes.
-        parts[_MARKOV] += load.rows * parts.pop(MemoryClass.HEADS, 0.0)
+        # Each step of the loop goes through the Markov head anew, which is larger than the cache at real sizes. It could
+        # be divided, and this is a floor, though every rank of this engine walks over the whole.
+        parts[_MARKOV] += load.rows * parts.pop(MemoryClass.HEADS, 0.0) / self.ranks
         experts = self._add_experts(parts, draft.stages, load.num_rows, "draft")
         for stage in draft.stages:
             self._add_rows(parts, stage, load)
@@ -127,8 +130,7 @@ class Roofline:
                 continue
             if one.name == "head.weight":
                 kind = _HEAD
-            share = self.ranks if _SHARDED.search(one.name) else 1
-            parts[kind] += one.num_bytes / share
+            parts[kind] += self._held_bytes[one.name]
         return parts
 
     def _add_experts(self, parts: Parts, layers: tuple[LayerPlan, ...], num_rows: int, kind: str) -> float:

@@ -35,7 +35,7 @@ class Block(nn.Module):
         self.hc_ffn = HalfMix(plan.hyper, plan.hidden_size, quant.block, ops)
         self.ffn_norm = RMSNorm(plan.hidden_size, plan.norm_eps, ops)
         self.ffn = MixtureOfExperts(plan.moe, quant, ops)
-        self.engram = Engram(plan.engram, plan.hyper, plan.hidden_size, quant, ops) if plan.engram else None
+        self.engram = Engram(plan.engram, plan.hyper, plan.hidden_size, quant, ops, ranks) if plan.engram else None
 
     def attention_half(self, residual: Residual, view: StateView, picks: SharedPicks) -> Residual:
         """The residual after the attention half; its streams are this block's input."""

@@ -9,6 +9,7 @@ from dspark.layers.quantisers import activation_quantiser
 from dspark.ops.engram import hash_ngrams
 from dspark.ops.hyper import Residual, written_streams
 from dspark.ops.opset import OpSet
+from dspark.parallel.group import ALONE, RankGroup
 
 
 class EngramTable(nn.Module):
@@ -26,15 +27,24 @@ class Engram(nn.Module):
     primes: Tensor
     offsets: Tensor
 
-    def __init__(self, plan: EngramPlan, hyper: HyperPlan, hidden_size: int, quant: QuantPlan, ops: OpSet) -> None:
+    def __init__(
+        self,
+        plan: EngramPlan,
+        hyper: HyperPlan,
+        hidden_size: int,
+        quant: QuantPlan,
+        ops: OpSet,
+        ranks: RankGroup = ALONE,
+    ) -> None:
         super().__init__()
+        self.ranks = ranks
         self.hidden_size = hidden_size
         self.hyper = hyper
         self.ops = ops
         self.storage = quant.engram
         width = (plan.max_ngram - 1) * plan.num_heads * plan.head_dim
         self.embed = EngramTable(plan)
-        self.wkv = Linear(width, (hyper.num_streams + 1) * hidden_size, quant.dense, ops)
+        self.wkv = Linear(width, (hyper.num_streams + 1) * hidden_size // plan.parts, quant.dense, ops)
         self.q_weight = parameter(hyper.num_streams, hidden_size)
         self.k_weight = parameter(hyper.num_streams, hidden_size)
         self.quantise = activation_quantiser(quant, ops)
@@ -51,7 +61,7 @@ class Engram(nn.Module):
         streams = written_streams(residual, self.ops.expand_streams)
         rows = self.ops.engram_rows(self.embed.weight, ngrams, self.multipliers, self.primes, self.offsets)
         found = self.ops.stored(rows, self.storage).flatten(1)
-        projected = self.wkv(self.quantise(found.to(streams.dtype)))
+        projected = self.ranks.gather_columns(self.wkv(self.quantise(found.to(streams.dtype))))
         keys = projected[:, : -self.hidden_size].unflatten(-1, (self.hyper.num_streams, self.hidden_size))
         value = projected[:, -self.hidden_size :]
         gate = self.ops.engram_gate(streams, keys, self.q_weight * self.k_weight, self.hyper.norm_eps)

@@ -181,7 +181,10 @@ class HyperPlan:
 
 @dataclass(frozen=True)
 class EngramPlan:
-    """Hashed n-gram memory of one layer. primes and offsets are [max_ngram - 1][heads]."""
+    """Hashed n-gram memory of one layer. primes and offsets are [max_ngram - 1][heads].
+
+    `parts` ranks divide the outputs of the projection among them.
+    """
 
     num_rows: int
     head_dim: int
@@ -190,6 +193,7 @@ class EngramPlan:
     multipliers: tuple[int, ...]
     primes: tuple[tuple[int, ...], ...]
     offsets: tuple[tuple[int, ...], ...]
+    parts: int = 1
 
 
 @dataclass(frozen=True)

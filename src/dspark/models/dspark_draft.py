@@ -31,8 +31,8 @@ class DraftHidden:
 class DsparkDraft(nn.Module):
     """Draft stages; embedding and head belong to the target and are passed in.
 
-    Ranks divide the stages as they divide the target's layers. Each holds the Markov head whole: a step of the loop
-    reads it in less time than ranks need to exchange their columns of its result.
+    Ranks divide the stages as they divide the target's layers. Each holds the Markov head whole, since a launch that
+    draws a token walks over the whole vocabulary.
     """
 
     def __init__(self, plan: ModelPlan, ops: OpSet, ranks: RankGroup = ALONE) -> None:

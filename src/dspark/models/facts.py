@@ -46,6 +46,9 @@ def _sharded(plan: ModelPlan) -> Iterator[ShardedDimension]:
     for layer in (*plan.layers, *(plan.draft.stages if plan.draft else ())):
         yield from _attention_dimensions(layer.attention, plan.quant)
         yield from _expert_dimensions(layer.moe, plan.quant)
+        if layer.engram is not None:
+            width = (layer.hyper.num_streams + 1) * layer.hidden_size
+            yield ShardedDimension("Engram projection", width, _unit(plan.quant.dense, plan.quant))
 
 
 def _attention_dimensions(plan: AttentionPlan, quant: QuantPlan) -> Iterator[ShardedDimension]:

@@ -242,6 +242,6 @@ def _engram(scope: _Scope, plan: EngramPlan, streams: int, width: int) -> Iterat
     looked_up = (plan.max_ngram - 1) * plan.num_heads * plan.head_dim
     table = (plan.num_rows, plan.head_dim)
     yield from scope.weight("embed", table, MemoryClass.ENGRAM_TABLE, scope.quant.engram)
-    yield from scope.dense("wkv", ((streams + 1) * width, looked_up), MemoryClass.ENGRAM)
+    yield from scope.dense("wkv", ((streams + 1) * width // plan.parts, looked_up), MemoryClass.ENGRAM)
     yield from scope.plain("q_weight", (streams, width), MemoryClass.ENGRAM)
     yield from scope.plain("k_weight", (streams, width), MemoryClass.ENGRAM)

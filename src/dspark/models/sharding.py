@@ -1,8 +1,8 @@
 """What one rank holds of a model: a plan with the rank's heads, widths and experts, and its parts of stored tensors.
 
 Divided are attention heads with their output groups, the experts (each by its inner width, or whole ones by number),
-the shared expert by its inner width, and the rows of the head. A rank then computes an addend of each half's output,
-and its own columns of the logits.
+the shared expert by its inner width, the outputs of an Engram projection, and the rows of the head. A rank then
+computes an addend of each half's output, and its own columns of the logits and of what Engram adds.
 
 Whole on every rank are: norms, hyper-connections, the latent projections, the gate, the compressors, whose rows every
 rank keeps, and the indexers: a sum of scores over ranks takes longer than reading the indexer's weights. Embedding and
@@ -41,7 +41,8 @@ def shard_plan(plan: ModelPlan, shard: Shard) -> ModelPlan:
 
 
 def _layer(layer: LayerPlan, shard: Shard) -> LayerPlan:
-    return replace(layer, attention=_attention(layer.attention, shard), moe=_moe(layer.moe, shard))
+    engram = layer.engram and replace(layer.engram, parts=shard.size)
+    return replace(layer, attention=_attention(layer.attention, shard), moe=_moe(layer.moe, shard), engram=engram)
 
 
 def _attention(plan: AttentionPlan, shard: Shard) -> AttentionPlan:
