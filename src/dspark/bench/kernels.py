@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dspark.bench.device_timing import Call, captured_us, copy_bandwidth, moving_us
+from dspark.bench.kernel_halves import half_cases
 from dspark.bench.kernel_shapes import GEOMETRIES, ROW_COUNTS, ExpertShape, Form, Geometry, LinearShape
 from dspark.bench.random_weights import member, random_weight, weight_bytes
 from dspark.config.errors import DSparkError
@@ -103,6 +104,8 @@ def run_kernel_bench(
         for shape in geometry.linears:
             on_case(f"{geometry.name}: {shape.name}")
             rows += _linear_rows(geometry.name, shape, row_counts, device)
+        on_case(f"{geometry.name}: between the products")
+        rows += _half_rows(geometry, row_counts, device)
         on_case(f"{geometry.name}: routed experts")
         rows += _expert_rows(geometry.name, geometry.experts, row_counts, device)
     return KernelReport(describe_machine(device), bandwidth, tuple(rows))
@@ -110,7 +113,7 @@ def run_kernel_bench(
 
 def num_cases(geometries: Sequence[Geometry] = GEOMETRIES) -> int:
     """How often `on_case` is called."""
-    return sum(len(geometry.linears) + 1 for geometry in geometries)
+    return sum(len(geometry.linears) + 2 for geometry in geometries)
 
 
 def _linear_rows(
@@ -148,6 +151,13 @@ def _linear_rows(
 def _single(stack: Tensor | PackedWeight, index: int) -> Tensor | PackedWeight:
     """One weight as `linear` takes it."""
     return stack[index] if isinstance(stack, Tensor) else member(stack, index)
+
+
+def _half_rows(geometry: Geometry, row_counts: Sequence[int], device: torch.device) -> Iterator[KernelRow]:
+    for count in row_counts:
+        for case in half_cases(geometry.experts, count, device):
+            us = captured_us(case.calls)
+            yield KernelRow(geometry.name, case.name, case.form, count, case.num_bytes, us, None, None, case.is_exact)
 
 
 def _expert_rows(

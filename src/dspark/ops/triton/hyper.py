@@ -1,4 +1,4 @@
-"""Hyper-connections: a half's input in two launches, and sums over streams in stream order.
+"""Hyper-connections: a half's input in two launches.
 
 The first writes what is pending into the streams and projects them to mix logits, whose sums are left in sections of
 fixed columns, each program holding its section of the projection for all its rows; the second adds the sections up and
@@ -16,11 +16,10 @@ from dspark.ops.experts import Output
 from dspark.ops.hyper import HalfInput, Residual, StreamMix
 from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.elementwise import round_bf16, section_sum, sigmoid
-from dspark.ops.triton.experts import sum_terms
 from dspark.ops.triton.launch import INTERPRETED, block_of, new_output, packed, rounded
 from dspark.ops.triton.quantise import rounded_fp8
+from dspark.ops.triton.streams import strided_rows, written_streams
 
-_BLOCK = 256
 _SECTION = 32  # columns of each stream in a section
 _MOST_PROGRAMS = 4096  # of a projection; above, each takes several rows
 _FEW_COLUMNS = 4096  # that four warps hold in their registers
@@ -39,16 +38,6 @@ def _output(
         total += tl.load(slots + (row * SLOTS + slot) * D + columns, mask=inside, other=0.0).to(tl.float32)
     total += section_sum(sections, row * D + columns, inside, step, SECTIONS, ROUND, PLAIN)
     return round_bf16(total, PLAIN) if ROUND else total
-
-
-@triton.jit
-def _written(own, streams, post, comb, row, columns, to, inside, D: tl.constexpr, S: tl.constexpr):
-    """Streams `to` of a row at some columns after its output is written: post * output + sum over streams."""
-    carried = tl.zeros(columns.shape, dtype=tl.float32)
-    for stream in tl.static_range(S):
-        part = tl.load(streams + (row * S + stream) * D + columns, mask=inside, other=0.0).to(tl.float32)
-        carried += tl.load(comb + (row * S + stream) * S + to, mask=inside, other=0.0) * part
-    return tl.load(post + row * S + to, mask=inside, other=0.0) * own + carried
 
 
 @triton.jit(do_not_specialize=["T", "rows_each"])
@@ -74,7 +63,7 @@ def _project(
         row = first + step
         if SECTIONS > 0:
             own = _output(slots, parts, row, columns, inside, T * D, D, SLOTS, SECTIONS, ROUND, PLAIN)
-            found = _written(own, streams, post, comb, row, columns, to, inside, D, S)
+            found = written_streams(own, streams, post, comb, row, columns, to, inside, D, S)
             if ROUND:
                 found = round_bf16(found, PLAIN)
             tl.store(written + (row * S + to) * D + columns, found.to(written.dtype.element_ty), mask=inside)
@@ -194,49 +183,6 @@ def _read(
         tl.store(quantised + row * D + lanes, rounded_fp8(x).to(quantised.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _collapse(streams, pre, out, pre_step, D: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = lanes < D
-    total = tl.zeros([BLOCK], dtype=tl.float32)
-    for stream in tl.static_range(S):
-        part = tl.load(streams + (row * S + stream) * D + lanes, mask=inside, other=0.0).to(tl.float32)
-        total += part * tl.load(pre + row * pre_step + stream)
-    tl.store(out + row * D + lanes, total.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _mean(streams, out, D: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = lanes < D
-    total = tl.zeros([BLOCK], dtype=tl.float32)
-    for stream in tl.static_range(S):
-        total += tl.load(streams + (row * S + stream) * D + lanes, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * D + lanes, (total / S).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _expand(output, streams, post, comb, out, D: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = lanes < S * D
-    own = tl.load(output + row * D + lanes % D, mask=inside, other=0.0).to(tl.float32)
-    found = _written(own, streams, post, comb, row, lanes % D, lanes // D, inside, D, S)
-    tl.store(out + row * S * D + lanes, found.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _embed(weight, token_ids, out, D: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = lanes < D
-    found = tl.load(weight + tl.load(token_ids + row) * D + lanes, mask=inside, other=0.0)
-    for stream in tl.static_range(S):
-        tl.store(out + (row * S + stream) * D + lanes, found.to(out.dtype.element_ty), mask=inside)
-
-
 class _Sums(NamedTuple):
     """Whole streams [T, S, D], and the sections' sums [T, sections, lanes] of their projection."""
 
@@ -316,7 +262,7 @@ def read_streams(
     out = new_output(streams, num_rows, width)
     quantised = torch.empty_like(out) if group else out
     if num_rows:
-        carried = _strided_rows(residual.carried) if is_shifted else None
+        carried = strided_rows(residual.carried) if is_shifted else None
         outputs, numbers = (out, quantised, out, pre, post, comb), (eps, stream_eps, norm_eps)
         _launch_read(sums, carried, scale, base, norm_weight, outputs, iterations, numbers, group, False)
     x = rounded(out, streams)
@@ -342,56 +288,3 @@ def read_head(
         outputs = out, out, hidden, out, out, out
         _launch_read(sums, None, scale, base, norm_weight, outputs, 0, numbers, 0, True)
     return rounded(hidden, sums.streams), rounded(out, sums.streams)
-
-
-def collapse_streams(streams: Tensor, pre: Tensor) -> Tensor:
-    """See `dspark.ops.hyper.collapse_streams`."""
-    num_rows, num_streams, size = streams.shape
-    out = new_output(streams, num_rows, size)
-    if num_rows:
-        weights = _strided_rows(pre)
-        _collapse[_grid(num_rows, size)](
-            packed(streams), weights, out, weights.stride(0), size, num_streams, _BLOCK, num_warps=2
-        )
-    return rounded(out, streams)
-
-
-def mean_streams(streams: Tensor) -> Tensor:
-    """See `dspark.ops.hyper.mean_streams`."""
-    num_rows, num_streams, size = streams.shape
-    out = new_output(streams, num_rows, size)
-    if num_rows:
-        _mean[_grid(num_rows, size)](packed(streams), out, size, num_streams, _BLOCK, num_warps=2)
-    return rounded(out, streams)
-
-
-def expand_streams(output: Output, streams: Tensor, mix: StreamMix) -> Tensor:
-    """See `dspark.ops.hyper.expand_streams`."""
-    whole = output if isinstance(output, Tensor) else sum_terms(output)
-    num_rows, num_streams, size = streams.shape
-    out = new_output(streams, num_rows, num_streams, size)
-    if num_rows:
-        mix_back = packed(mix.post), packed(mix.comb)
-        _expand[_grid(num_rows, num_streams * size)](
-            packed(whole), packed(streams), *mix_back, out, size, num_streams, _BLOCK, num_warps=2
-        )
-    return rounded(out, streams)
-
-
-def embed_streams(weight: Tensor, token_ids: Tensor, num_streams: int, dtype: torch.dtype) -> Tensor:
-    """See `dspark.ops.hyper.embed_streams`."""
-    num_rows, size = token_ids.shape[0], weight.shape[1]
-    like = weight.new_empty(0, dtype=dtype)
-    out = new_output(like, num_rows, num_streams, size)
-    if num_rows:
-        _embed[_grid(num_rows, size)](packed(weight), packed(token_ids), out, size, num_streams, _BLOCK, num_warps=2)
-    return rounded(out, like)
-
-
-def _strided_rows(weights: Tensor) -> Tensor:
-    """[T, S] with neighbouring columns; rows may lie at any distance, or be one and the same."""
-    return weights if weights.stride(1) == 1 else weights.contiguous()
-
-
-def _grid(num_rows: int, size: int) -> tuple[int, int]:
-    return num_rows, triton.cdiv(size, _BLOCK)
