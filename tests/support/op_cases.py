@@ -276,6 +276,7 @@ def compress_case(name: str, shape: PoolShape, dtype: torch.dtype, form: RowForm
 def hyper_cases(size: int, width: int) -> list[OpCase]:
     """The ops of hyper-connections with `size` streams."""
     scale, base, weight = fixed(8, 3), fixed(9, (2 + size) * size), fixed(10, size, width)
+    other = fixed(18, size, width)
     fn, norm_weight = fixed(15, (2 + size) * size, size * width), fixed(16, width)
     group = 4 if width % 4 == 0 else 0
     numbers = 7, 1e-6, 1e-5, 1e-6, group
@@ -319,6 +320,11 @@ def hyper_cases(size: int, width: int) -> list[OpCase]:
         head = hidden, naive.rms_norm(hidden, norm_weight, 1e-6)
         return *own, shifted, written, *shifted_mix, *head, naive.collapse_streams(streams, carried)
 
+    def naive_add(streams: Tensor, projected: Tensor) -> Rows:
+        keys, value = projected[:, : size * width].unflatten(1, (size, width)), projected[:, size * width :]
+        gate = naive.engram_gate(streams, keys, weight.double() * other.double(), 1e-6)
+        return (streams.double() + gate.unsqueeze(-1) * value.double().unsqueeze(1),)
+
     return [
         OpCase(f"read, expand, collapse S{size} D{width}", rows, read, naive_read, tolerance=1e-4),
         OpCase(f"quantised input S{size} D{width}", rows, quantised),
@@ -336,10 +342,10 @@ def hyper_cases(size: int, width: int) -> list[OpCase]:
             lambda x: (naive.sigmoid(x.double() * scale[0] + base[:size]) + 1e-6,),
         ),
         OpCase(
-            f"engram_gate S{size} D{width}",
-            lambda g, T: (normal(g, T, size, width), normal(g, T, size, width)),
-            lambda ops, streams, key: (ops.engram_gate(streams, key, weight, 1e-6),),
-            lambda streams, key: (naive.engram_gate(streams, key, weight, 1e-6),),
+            f"engram_add S{size} D{width}",
+            lambda g, T: (normal(g, T, size, width), normal(g, T, (size + 1) * width)),
+            lambda ops, streams, projected: (ops.engram_add(streams, projected, weight, other, 1e-6),),
+            naive_add,
         ),
     ]
 

@@ -38,7 +38,6 @@ class Engram(nn.Module):
     ) -> None:
         super().__init__()
         self.ranks = ranks
-        self.hidden_size = hidden_size
         self.hyper = hyper
         self.ops = ops
         self.storage = quant.engram
@@ -62,8 +61,5 @@ class Engram(nn.Module):
         rows = self.ops.engram_rows(self.embed.weight, ngrams, self.multipliers, self.primes, self.offsets)
         found = self.ops.stored(rows, self.storage).flatten(1)
         projected = self.ranks.gather_columns(self.wkv(self.quantise(found.to(streams.dtype))))
-        keys = projected[:, : -self.hidden_size].unflatten(-1, (self.hyper.num_streams, self.hidden_size))
-        value = projected[:, -self.hidden_size :]
-        gate = self.ops.engram_gate(streams, keys, self.q_weight * self.k_weight, self.hyper.norm_eps)
-        added = (streams.float() + gate.unsqueeze(-1) * value.float().unsqueeze(1)).to(streams.dtype)
+        added = self.ops.engram_add(streams, projected, self.q_weight, self.k_weight, self.hyper.norm_eps)
         return Residual(added, residual.carried)

@@ -49,3 +49,16 @@ def engram_gate(streams: Tensor, key: Tensor, weight: Tensor, eps: float) -> Ten
     rstd = (wide.square().mean(-1) + eps).rsqrt() * (key.square().mean(-1) + eps).rsqrt()
     logit = product * rstd * streams.shape[-1] ** -0.5
     return sigmoid(torch.sign(logit) * logit.abs().clamp(min=1e-6).sqrt())
+
+
+def engram_add(streams: Tensor, projected: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> Tensor:
+    """Streams [T, S, D] with the value added to each, times its gate.
+
+    Args:
+        streams: [T, S, D]. projected: [T, (S + 1) * D], a key for each stream and then the value.
+        q_weight, k_weight: [S, D]. eps: see `engram_gate`.
+    """
+    _, size, width = streams.shape
+    keys, value = projected.split((size * width, width), dim=1)
+    gate = engram_gate(streams, keys.unflatten(1, (size, width)), q_weight * k_weight, eps)
+    return (streams.float() + gate.unsqueeze(-1) * value.float().unsqueeze(1)).to(streams.dtype)

@@ -70,7 +70,7 @@ class OpSet:
     expand_streams: Callable[[Output, Tensor, hyper.StreamMix], Tensor]
     mean_streams: Callable[[Tensor], Tensor]
     engram_rows: Callable[..., Tensor]
-    engram_gate: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    engram_add: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
     route_rows: Callable[..., route.Route]
     write_rows: Callable[[Tensor, Tensor, Tensor], None]
     window_places: Callable[[Tensor, Tensor, int, int], Tensor]
@@ -118,7 +118,7 @@ TORCH_OPS = OpSet(
     expand_streams=hyper.expand_streams,
     mean_streams=hyper.mean_streams,
     engram_rows=engram.engram_rows,
-    engram_gate=engram.engram_gate,
+    engram_add=engram.engram_add,
     route_rows=route.route_rows,
     write_rows=rows.write_rows,
     best_tokens=draw.best_tokens,

@@ -236,6 +236,6 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
         collapse_streams=collapse,
         expand_streams=expand,
         mean_streams=fuse(hyper.mean_streams),
-        engram_gate=fuse(engram.engram_gate),
+        engram_add=fuse(engram.engram_add),
         route_rows=route.route_rows_of(lambda x, weight: linear(x.float(), weight)),
     )
