@@ -11,14 +11,17 @@ import torch
 from torch import Tensor
 
 from dspark.config.sampling import SamplingParams
-from dspark.engine.fixed_passes import FixedDraft, FixedTarget
+from dspark.engine.fixed_passes import FixedDraft, FixedTarget, PassRows
 from dspark.engine.graphs import GraphCache, GraphPlan
 from dspark.engine.request import Request
-from dspark.engine.round_buffers import RoundBuffers, RoundRows, lay_rows, move_on
+from dspark.engine.round_buffers import RoundBuffers
 from dspark.engine.speculation import Speculation
 from dspark.engine.stopwatch import Stopwatch
 from dspark.models.build import Model
 from dspark.ops.draw import DrawKind
+from dspark.ops.opset import ops_for
+from dspark.ops.places import RowPlaces
+from dspark.ops.rounds import RoundRows
 from dspark.sampling.device_rows import DeviceSampling, draw_rows
 from dspark.speculative.device_lengths import Bounds, DeviceLengths
 from dspark.speculative.device_verdict import DeviceVerdict
@@ -44,9 +47,9 @@ class RoundShape:
 
 @dataclass(frozen=True)
 class PassResult:
-    """laid: the rows of the pass. logits: [T, V]. target_hidden: [T, n * D], None without a draft."""
+    """rows: of the pass. logits: [T, V]. target_hidden: [T, n * D], None without a draft."""
 
-    laid: RoundRows
+    rows: RoundRows
     logits: Tensor
     target_hidden: Tensor | None
 
@@ -75,6 +78,7 @@ class DeviceRounds:
         self.width = width
         self.lengths = lengths
         self._num_valid_tokens = num_valid_tokens
+        self._ops = ops_for(state.device)
         self._target = FixedTarget(model, state)
         self._draft = FixedDraft(model, state, width, num_valid_tokens) if width else None
         self._stopwatch = stopwatch
@@ -83,7 +87,7 @@ class DeviceRounds:
         self._sampling = DeviceSampling(state.num_slots, state.device)
         self._verdict = DeviceVerdict(speculation.forced, state.device)
         self._passes: GraphCache[PassResult] = GraphCache(plan.is_captured)
-        self._ends: GraphCache[Tensor] = GraphCache(plan.is_captured)
+        self._ends: GraphCache[Tensor | None] = GraphCache(plan.is_captured)
         self._drafts: GraphCache[None] = GraphCache(plan.is_captured)
 
     def enter(self, requests: Sequence[Request]) -> None:
@@ -95,7 +99,7 @@ class DeviceRounds:
 
     def empty(self, number: int) -> None:
         """Let a request have no rows from the next launch on."""
-        self.buffers.limits[number].zero_()
+        self.buffers.table.limits[number].zero_()
 
     def set_pages(self, tables: Sequence[Sequence[int]]) -> None:
         """See `RoundBuffers.set_pages`."""
@@ -120,63 +124,52 @@ class DeviceRounds:
     def _launch_target(self, shape: RoundShape) -> None:
         """One launch, or one a phase while somebody listens."""
         key = shape.num_rows, shape.capacity, shape.kind
-        moved = (self.buffers.table,)
+        moved = (self.buffers.table.words,)
         if self._stopwatch.listener is None:
             self._ends.launch(key, lambda: self._finish(shape, self._pass(shape)), moved)
             return
         with self._stopwatch.phase("target"):
             output = self._passes.launch(key, lambda: self._pass(shape))
         with self._stopwatch.phase("sampling"):
-            num_accepted = self._ends.launch(("decide", *key), lambda: self._decide(shape, output), moved)
+            slots = self._ends.launch(("decide", *key), lambda: self._decide(shape, output), moved)
         with self._stopwatch.phase("draft"):
-            self._ends.launch(("absorb", *key), lambda: self._absorb(output, num_accepted))
+            self._ends.launch(("absorb", *key), lambda: self._absorb(output, slots))
 
     def _pass(self, shape: RoundShape) -> PassResult:
-        laid = lay_rows(self.buffers, shape.num_rows)
-        return PassResult(laid, *self._target.run(laid.rows, shape.capacity))
+        """The target over the rows of the round."""
+        table = self.buffers.first(shape.num_rows)
+        rows = self._ops.lay_rows(table, shape.num_rows)
+        places = RowPlaces(rows.positions, rows.slots, rows.owners, self.buffers.pages[: table.words.shape[1]])
+        ngrams = rows.ngrams if table.history_len else None
+        return PassResult(rows, *self._target.run(PassRows(rows.token_ids, places, ngrams), shape.capacity))
 
-    def _finish(self, shape: RoundShape, output: PassResult) -> Tensor:
-        return self._absorb(output, self._decide(shape, output))
+    def _finish(self, shape: RoundShape, output: PassResult) -> None:
+        self._absorb(output, self._decide(shape, output))
 
     def _decide(self, shape: RoundShape, output: PassResult) -> Tensor:
-        """Draw, judge and commit; returns num_accepted [R]."""
-        buffers, laid, count = self.buffers, output.laid, len(output.laid.counts)
-        positions = laid.rows.places.positions + 1
+        """Draw, judge and commit; returns the slots [T] of the rows that became final, -1 for the others."""
+        table, rows = self.buffers.first(shape.num_rows), output.rows
         valid = self._num_valid_tokens
-        drawn = draw_rows(output.logits, laid.owners, positions, self._sampling, shape.kind, valid)
+        drawn = draw_rows(output.logits, rows.drawers, rows.positions + 1, self._sampling, shape.kind, valid)
         judged = self._verdict.judge(
-            drawn,
-            buffers.drafts[:count],
-            laid.starts,
-            buffers.verify_lens[:count],
-            buffers.positions[:count],
-            self._sampling.params,
+            drawn, table.drafts, rows.starts, table.verify_lens, table.positions, self._sampling.params
         )
-        move_on(buffers, laid, judged.num_accepted, judged.token_ids)
-        return judged.num_accepted
+        outcome = self.buffers.outcome[: len(rows.counts)]
+        return self._ops.move_on(table, rows, judged.num_accepted, judged.token_ids, outcome)
 
-    def _absorb(self, output: PassResult, num_accepted: Tensor) -> Tensor:
+    def _absorb(self, output: PassResult, slots: Tensor | None) -> None:
         """Let the draft keep the rows that became final."""
         if self._draft is not None:
-            laid = output.laid
-            is_final = laid.offsets <= num_accepted[laid.rows.places.owners]
-            slots = torch.where(is_final, laid.rows.places.slots, -1)
-            assert output.target_hidden is not None
-            self._draft.keep(output.target_hidden, laid.rows.places.positions, slots)
-        return num_accepted
+            assert output.target_hidden is not None and slots is not None
+            self._draft.keep(output.target_hidden, output.rows.positions, slots)
 
     def _propose(self, shape: RoundShape) -> None:
         """Draft from the anchors, and choose how many drafts of each request the next round verifies."""
         assert self._draft is not None
-        buffers, count = self.buffers, min(shape.num_blocks, self.buffers.table.shape[1])
-        anchors, starts = buffers.anchors[:count], buffers.positions[:count]
-        num_left = buffers.limits[:count] - starts - 1
-        # A request that has one token left draws it without drafts, as it does from the host.
-        slots = torch.where(num_left > 1, buffers.slots[:count], -1)
-        drafts, confidence = self._draft.draw(anchors, starts, slots, self._sampling.params, shape.kind)
-        limits = torch.minimum(buffers.asked[:count], num_left - 1).clamp_(min=0)
-        verify_lens = self.lengths.choose(confidence, limits, buffers.budget)
-        buffers.drafts[:count] = drafts
-        buffers.verify_lens[:count] = verify_lens
-        bits = confidence.float().contiguous().view(torch.int32).to(torch.int64)
-        buffers.proposal[:count] = torch.cat((verify_lens[:, None], drafts, bits), dim=1)
+        table = self.buffers.first(shape.num_blocks)
+        blocks = self._ops.open_blocks(table)
+        drafts, confidence = self._draft.draw(
+            table.anchors, table.positions, blocks.slots, self._sampling.params, shape.kind
+        )
+        verify_lens = self.lengths.choose(confidence, blocks.limits, self.buffers.budget)
+        self._ops.keep_blocks(table, drafts, confidence, verify_lens, self.buffers.proposal[: len(drafts)])

@@ -23,6 +23,7 @@ from dspark.ops import (
     places,
     quantise,
     rope,
+    rounds,
     route,
     rows,
     verdict,
@@ -83,6 +84,10 @@ class OpSet:
     draw_blocks: Callable[..., Tensor]
     confidence_logits: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     judge_drafts: Callable[..., verdict.Judgement]
+    lay_rows: Callable[[rounds.RoundTable, int], rounds.RoundRows]
+    move_on: Callable[..., Tensor]
+    open_blocks: Callable[[rounds.RoundTable], rounds.Blocks]
+    keep_blocks: Callable[..., None]
     reads_codes: bool = False
 
 
@@ -126,6 +131,10 @@ TORCH_OPS = OpSet(
     draw_blocks=markov.draw_blocks,
     confidence_logits=markov.confidence_logits,
     judge_drafts=verdict.judge_drafts,
+    lay_rows=rounds.lay_rows,
+    move_on=rounds.move_on,
+    open_blocks=rounds.open_blocks,
+    keep_blocks=rounds.keep_blocks,
     window_places=places.window_places,
     visible_places=places.visible_places,
     page_places=places.page_places,

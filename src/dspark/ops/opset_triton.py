@@ -27,6 +27,7 @@ from dspark.ops.triton import (
     places,
     quantise,
     rope,
+    rounds,
     route,
     rows,
     streams,
@@ -135,5 +136,9 @@ TRITON_OPS = OpSet(
     draw_blocks=markov.draw_blocks,
     confidence_logits=markov.confidence_logits,
     judge_drafts=verdict.judge_drafts,
+    lay_rows=rounds.lay_rows,
+    move_on=rounds.move_on,
+    open_blocks=rounds.open_blocks,
+    keep_blocks=rounds.keep_blocks,
     reads_codes=True,
 )
