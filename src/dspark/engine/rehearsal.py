@@ -10,7 +10,6 @@ from dspark.engine.core import Engine
 from dspark.engine.memory import pages_for
 from dspark.engine.request import Request
 from dspark.engine.run_ahead import run_ahead_of
-from dspark.engine.run_ahead import run_ahead_of
 from dspark.scheduler.plan import PlannedSpan, RequestId, StepPlan
 
 _ROUNDS = 2  # the first is the end of prefill for most requests, the second verifies whole blocks
