@@ -13,7 +13,6 @@ from dspark.engine.run_ahead import run_ahead_of
 from dspark.scheduler.plan import PlannedSpan, RequestId, StepPlan
 
 _ROUNDS = 2  # the first is the end of prefill for most requests, the second verifies whole blocks
-_ROUNDS_AHEAD = 3
 
 
 def rehearse(engine: Engine, num_requests: int, num_rows: int, max_len: int) -> None:
@@ -23,7 +22,7 @@ def rehearse(engine: Engine, num_requests: int, num_rows: int, max_len: int) -> 
         engine: over a state of its own, which is of no use afterwards.
         num_requests: that run at once. num_rows: of a pass at most. max_len: tokens of a request at most.
     """
-    longest = max(max_len - (1 + _ROUNDS + _ROUNDS_AHEAD) * engine.state.max_query_len, 1)
+    longest = max(max_len - (1 + _ROUNDS) * engine.state.max_query_len, 1)
     deep = _started(engine, "deep", longest, max_len)
     rows = min(num_rows, longest)
     assert deep.state is not None
