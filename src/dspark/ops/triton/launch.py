@@ -10,9 +10,13 @@ _ALIGNMENT_BYTES = 16
 
 
 def packed(x: Tensor) -> Tensor:
-    """The same values, contiguous and aligned, so that a kernel never has a second layout to be compiled for."""
+    """The same values, contiguous and aligned, so that a kernel seldom has a second layout to be compiled for.
+
+    Whole numbers are left where they are: kernels read them one by one, and columns of a pass's positions and slots,
+    which start anywhere, would be copied in every layer.
+    """
     x = x.contiguous()
-    return x if x.data_ptr() % _ALIGNMENT_BYTES == 0 else x.clone()
+    return x if x.dtype == torch.int64 or x.data_ptr() % _ALIGNMENT_BYTES == 0 else x.clone()
 
 
 def new_output(like: Tensor, *shape: int) -> Tensor:
