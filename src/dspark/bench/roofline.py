@@ -109,8 +109,8 @@ class Roofline:
         parts = self._dense(own)
         head = [one for one in self._tensors if one.name == "head.weight"]
         parts[_HEAD] += self._dense(head)[_HEAD]
-        # Each step of the loop goes through the Markov head anew, which is larger than the cache at real sizes. It could
-        # be divided, and this is a floor, though every rank of this engine walks over the whole.
+        # Each step of the loop goes through the Markov head anew, which is larger than the cache at real sizes. A floor
+        # counts a part of it only, though every rank of this engine walks over the whole.
         parts[_MARKOV] += load.rows * parts.pop(MemoryClass.HEADS, 0.0) / self.ranks
         experts = self._add_experts(parts, draft.stages, load.num_rows, "draft")
         for stage in draft.stages:

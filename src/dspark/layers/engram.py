@@ -37,7 +37,7 @@ class Engram(nn.Module):
         ranks: RankGroup = ALONE,
     ) -> None:
         super().__init__()
-        self.ranks = ranks
+        self.ranks = ranks if plan.parts > 1 else ALONE
         self.hyper = hyper
         self.ops = ops
         self.storage = quant.engram

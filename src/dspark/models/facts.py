@@ -46,14 +46,11 @@ def _sharded(plan: ModelPlan) -> Iterator[ShardedDimension]:
     for layer in (*plan.layers, *(plan.draft.stages if plan.draft else ())):
         yield from _attention_dimensions(layer.attention, plan.quant)
         yield from _expert_dimensions(layer.moe, plan.quant)
-        if layer.engram is not None:
-            width = (layer.hyper.num_streams + 1) * layer.hidden_size
-            yield ShardedDimension("Engram projection", width, _unit(plan.quant.dense, plan.quant))
 
 
 def _attention_dimensions(plan: AttentionPlan, quant: QuantPlan) -> Iterator[ShardedDimension]:
     """A rank takes whole heads and whole output groups; their weights must be cut between quantisation blocks."""
-    unit = _unit(quant.dense, quant)
+    unit = smallest_piece(quant.dense, quant)
     yield ShardedDimension("attention heads", plan.num_heads)
     yield ShardedDimension("output groups", plan.o_groups)
     yield ShardedDimension("query width", plan.num_heads * plan.head_dim, unit)
@@ -63,13 +60,13 @@ def _attention_dimensions(plan: AttentionPlan, quant: QuantPlan) -> Iterator[Sha
 def _expert_dimensions(plan: MoePlan, quant: QuantPlan) -> Iterator[ShardedDimension]:
     yield ShardedDimension("routed experts", plan.num_experts, when="expert_parallel")
     # What enters the second product of an expert is quantised in groups as wide as a block, and they stay whole too.
-    unit = math.lcm(_unit(quant.experts, quant), max(quant.block, 1))
+    unit = math.lcm(smallest_piece(quant.experts, quant), max(quant.block, 1))
     yield ShardedDimension("expert width", plan.inner_size, unit, when="tensor_parallel")
-    yield ShardedDimension("shared expert width", plan.shared_size, _unit(quant.dense, quant))
+    yield ShardedDimension("shared expert width", plan.shared_size, smallest_piece(quant.dense, quant))
 
 
-def _unit(storage: Storage, quant: QuantPlan) -> int:
-    """Smallest piece of a weight that keeps its scales whole."""
+def smallest_piece(storage: Storage, quant: QuantPlan) -> int:
+    """Rows or columns of a weight that must stay together so that its scales stay whole."""
     match storage:
         case Storage.FP8_BLOCK:
             return quant.block

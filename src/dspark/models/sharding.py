@@ -19,8 +19,8 @@ from dspark.checkpoint.header import TensorEntry
 from dspark.checkpoint.plan import TensorPlan
 from dspark.config.admission import split_faults
 from dspark.config.errors import ConfigError
-from dspark.layers.plans import AttentionPlan, LayerPlan, ModelPlan, MoePlan
-from dspark.models.facts import sharded_dimensions
+from dspark.layers.plans import AttentionPlan, LayerPlan, ModelPlan, MoePlan, QuantPlan
+from dspark.models.facts import sharded_dimensions, smallest_piece
 from dspark.parallel.shard import Shard
 
 
@@ -37,12 +37,20 @@ def shard_plan(plan: ModelPlan, shard: Shard) -> ModelPlan:
     draft = plan.draft
     if draft is not None:
         draft = replace(draft, stages=tuple(_layer(stage, shard) for stage in draft.stages))
-    return replace(plan, layers=tuple(_layer(layer, shard) for layer in plan.layers), draft=draft, shard=shard)
+    layers = tuple(_with_engram(_layer(layer, shard), plan.quant, shard) for layer in plan.layers)
+    return replace(plan, layers=layers, draft=draft, shard=shard)
 
 
 def _layer(layer: LayerPlan, shard: Shard) -> LayerPlan:
-    engram = layer.engram and replace(layer.engram, parts=shard.size)
-    return replace(layer, attention=_attention(layer.attention, shard), moe=_moe(layer.moe, shard), engram=engram)
+    return replace(layer, attention=_attention(layer.attention, shard), moe=_moe(layer.moe, shard))
+
+
+def _with_engram(layer: LayerPlan, quant: QuantPlan, shard: Shard) -> LayerPlan:
+    """The projection divided where it can be; it stays whole where a block would be cut, which costs time only."""
+    width = (layer.hyper.num_streams + 1) * layer.hidden_size
+    if layer.engram is None or width % (shard.size * smallest_piece(quant.dense, quant)):
+        return layer
+    return replace(layer, engram=replace(layer.engram, parts=shard.size))
 
 
 def _attention(plan: AttentionPlan, shard: Shard) -> AttentionPlan:

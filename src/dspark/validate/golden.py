@@ -17,6 +17,7 @@ from torch.nn.functional import cosine_similarity
 
 from dspark.models.build import load_model
 from dspark.ops.opset import TORCH_OPS, OpSet
+from dspark.parallel.group import ALONE, RankGroup
 from dspark.validate.golden_case import GoldenRun, read_case
 from dspark.validate.teacher_forced import Observed, run_teacher_forced
 
@@ -74,7 +75,12 @@ class GoldenReport:
 
 
 def validate_case(
-    folder: Path, dtypes: tuple[str, ...] = tuple(DTYPES), ops: OpSet = TORCH_OPS, device: str = "cpu"
+    folder: Path,
+    dtypes: tuple[str, ...] = tuple(DTYPES),
+    ops: OpSet = TORCH_OPS,
+    device: str = "cpu",
+    ranks: RankGroup = ALONE,
+    whole_experts: bool = False,
 ) -> GoldenReport:
     """Compare the model of a golden folder with the folder's numbers.
 
@@ -82,6 +88,7 @@ def validate_case(
         folder: `model/` and at least one run beside it.
         dtypes: activations to try; see `DTYPES`.
         ops, device: twins and where they run.
+        ranks, whole_experts: see `load_model`; every rank makes the comparison.
 
     Raises:
         DSparkError: the folder is no golden case, or its model cannot be loaded.
@@ -91,7 +98,7 @@ def validate_case(
     for dtype in dtypes:
         for run in case.runs:
             # A fresh model for each run: nothing of one may help the other.
-            model = load_model(case.model, ops, DTYPES[dtype], device=device)
+            model = load_model(case.model, ops, DTYPES[dtype], device=device, ranks=ranks, whole_experts=whole_experts)
             observed = run_teacher_forced(model, run)
             checks += _compare_run(run, observed, dtype)
     return GoldenReport(case.name, tuple(checks))
