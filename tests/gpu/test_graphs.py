@@ -33,6 +33,12 @@ def graphs():
     return GraphPlan((1, 2, 3, 5, 8, 13, 21), MAX_LEN)
 
 
+@pytest.fixture(params=["pieces", "both"])
+def pieces(request):
+    whole = (1, 2, 3, 5, 8) if request.param == "both" else ()
+    return GraphPlan(whole, MAX_LEN, runs_ahead=bool(whole), piece_counts=(2, 5, 12, 24, 40))
+
+
 def wishes_of(model_name, rng):
     counts = [rng.randint(1, len(PROMPT)) for _ in range(4)]
     # Some schedules draw all blocks inside graphs: those of the first two kinds of requests.
@@ -53,3 +59,10 @@ def test_any_schedule(model_name, drafts, seed, graphs):
 def test_the_serving_loop(model_name, seed, graphs):
     rng = random.Random(seed)
     LoopDrive(MODELS[model_name], rng, wishes_of(model_name, rng), graphs).run()
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("model_name", MODELS)
+def test_any_schedule_in_pieces(model_name, seed, pieces):
+    rng = random.Random(seed)
+    Drive(MODELS[model_name], rng, wishes_of(model_name, rng), "own", pieces).run()

@@ -15,6 +15,8 @@ from support.schedules import Drive, make_wish
 from support.tiny_models import MAX_LEN
 
 SHAPES = GraphPlan((1, 3, 8, 13), MAX_LEN, is_captured=False)
+PIECES = GraphPlan((), MAX_LEN, is_captured=False, runs_ahead=False, piece_counts=(2, 7, 19))
+BOTH = GraphPlan((1, 3, 8), MAX_LEN, is_captured=False, piece_counts=(4, 16, 24))
 MODELS = {
     "v41": ("v41",),
     "v41 quantised": ("v41", True),
@@ -48,6 +50,15 @@ def wishes_of(model_name, seed, samplings=None):
 def test_any_schedule(model_name, drafts):
     for seed in range(4):
         Drive(MODELS[model_name], random.Random(seed), wishes_of(model_name, seed), drafts, SHAPES).run()
+
+
+@pytest.mark.parametrize("shapes", [PIECES, BOTH])
+@pytest.mark.parametrize("model_name", MODELS)
+def test_any_schedule_in_pieces(model_name, shapes):
+    """Passes over any spans, padded to the rows of pieces; longer ones run as they are."""
+    for seed in range(4):
+        drafts = ["own", "given"][seed % 2]
+        Drive(MODELS[model_name], random.Random(seed), wishes_of(model_name, seed), drafts, shapes).run()
 
 
 @pytest.mark.parametrize("model_name", MODELS)

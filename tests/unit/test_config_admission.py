@@ -206,11 +206,17 @@ def test_sizes_of_graphs_are_for_those_who_capture_them():
     assert "cudagraph_capture_sizes" in only_refusal(replace(sized, enforce_eager=True), hardware=GPUS)
 
 
+@pytest.mark.parametrize("mode", ["full", "piecewise", "FULL_AND_PIECEWISE"])
+def test_every_way_of_capturing_is_admitted_where_graphs_are(mode):
+    config = replace(speculating(), compilation_config=CompilationConfig(cudagraph_mode=mode))
+    assert admit(config, FACTS, hardware=GPUS).is_admitted
+    assert "needs a device that captures" in only_refusal(config, hardware=HardwareFacts())
+
+
 @pytest.mark.parametrize(
     ("compilation", "named"),
     [
         (CompilationConfig(level=3), "level 3"),
-        (CompilationConfig(cudagraph_mode="piecewise"), "piecewise"),
         (CompilationConfig(cudagraph_mode="none", cudagraph_capture_sizes=(1, 2)), "cudagraph_capture_sizes"),
     ],
 )

@@ -228,8 +228,6 @@ def refuse_graphs(question: Question) -> Iterator[str]:
                 f"cudagraph_mode {mode.value} here; drop the sizes, or capture graphs on a device that can."
             )
         return
-    if mode is CUDAGraphMode.PIECEWISE:
-        yield 'cudagraph_mode piecewise is not offered; use "full" or "none".'
     if config.enforce_eager:
         yield f"enforce_eager and cudagraph_mode {mode.value} contradict each other; drop one of them."
     if not _may_have_graphs(question):

@@ -10,12 +10,27 @@ MAX_COMPILATION_LEVEL = 3
 
 
 class CUDAGraphMode(Enum):
-    """Which steps are captured; the members that other engines know besides these are refused at admission."""
+    """Which passes are captured, and how.
+
+    FULL captures passes over short spans whole; PIECEWISE captures passes over any spans in pieces, between which
+    attention runs op by op; FULL_AND_PIECEWISE takes the first where it can and the second for the rest.
+    """
 
     AUTO = "auto"
     NONE = "none"
     PIECEWISE = "piecewise"
     FULL = "full"
+    FULL_AND_PIECEWISE = "full_and_piecewise"
+
+    @property
+    def captures_passes(self) -> bool:
+        """Whether passes over short spans are one graph."""
+        return self in (CUDAGraphMode.FULL, CUDAGraphMode.FULL_AND_PIECEWISE)
+
+    @property
+    def captures_pieces(self) -> bool:
+        """Whether other passes are launched in pieces."""
+        return self in (CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL_AND_PIECEWISE)
 
 
 @dataclass(frozen=True)

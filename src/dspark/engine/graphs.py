@@ -26,9 +26,12 @@ class GraphPlan:
     """What is captured.
 
     Attributes:
-        row_counts: rows of a target pass, ascending; a pass takes the next larger one, and runs eagerly above them all.
+        row_counts: rows of a pass over short spans that is one graph, ascending; a pass takes the next larger one.
+            Without any, no pass is captured whole.
         max_len: positions of a request at most.
         is_captured: false runs the passes of fixed shape one kernel after the other, as a host without graphs does.
+        piece_counts: the same for passes of any spans that are launched in pieces (`dspark.engine.piecewise`). What
+            neither has room for runs op by op.
         runs_ahead: rounds of requests that all decode stay on the device, see `dspark.engine.run_ahead`.
     """
 
@@ -36,10 +39,15 @@ class GraphPlan:
     max_len: int
     is_captured: bool = True
     runs_ahead: bool = True
+    piece_counts: tuple[int, ...] = ()
 
     def rows_for(self, num_rows: int) -> int | None:
         """Rows of the graph for a pass of so many; None where there is none."""
         return next((count for count in self.row_counts if count >= num_rows), None)
+
+    def pieces_for(self, num_rows: int) -> int | None:
+        """Rows of the pieces for a pass of so many; None where there are none."""
+        return next((count for count in self.piece_counts if count >= num_rows), None)
 
     def capacity_for(self, length: int) -> int:
         """Positions of the graph for requests of up to `length`: a power of two, or the longest request."""
@@ -56,13 +64,22 @@ class GraphPlan:
 
 def plan_graphs(config: Config, device: torch.device, max_query_len: int, max_len: int) -> GraphPlan | None:
     """The graphs of an admitted configuration; None where steps run eagerly."""
-    if graph_mode(config, device) is not CUDAGraphMode.FULL:
+    mode, sizes = graph_mode(config, device), config.compilation_config.cudagraph_capture_sizes
+    if mode is CUDAGraphMode.NONE:
         return None
-    most = config.max_num_seqs * max_query_len
-    wanted = config.compilation_config.cudagraph_capture_sizes or DEFAULT_ROW_COUNTS
-    # The first count that holds every request's longest span is the last one of use.
-    needed = sum(count < most for count in wanted) + 1
-    return GraphPlan(tuple(wanted[:needed]), max_len)
+    row_counts: tuple[int, ...] = ()
+    if mode.captures_passes:
+        row_counts = _needed(sizes or DEFAULT_ROW_COUNTS, config.max_num_seqs * max_query_len)
+    piece_counts: tuple[int, ...] = ()
+    if mode.captures_pieces:
+        most = config.max_num_batched_tokens
+        piece_counts = _needed(sizes or (*DEFAULT_ROW_COUNTS, *range(1024, most + 512, 512)), most)
+    return GraphPlan(row_counts, max_len, runs_ahead=bool(row_counts), piece_counts=piece_counts)
+
+
+def _needed(counts: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """The counts of use where no pass has more rows than `most`: up to the first that holds them all."""
+    return counts[: sum(count < most for count in counts) + 1]
 
 
 class GraphCache(Generic[Result]):

@@ -10,9 +10,10 @@ from torch import Tensor
 from dspark.config.errors import ConfigError
 from dspark.engine.graphs import GraphPlan
 from dspark.engine.pass_graphs import DraftGraphs, TargetGraphs
+from dspark.engine.piecewise import PiecewiseTarget
 from dspark.engine.stopwatch import Stopwatch
 from dspark.models.build import Model
-from dspark.models.decoder import PassTokens
+from dspark.models.decoder import PassTokens, TargetOutput
 from dspark.models.dspark_draft import DsparkDraft
 from dspark.scheduler.plan import RequestId
 from dspark.speculative.dspark import DraftBlock
@@ -60,7 +61,8 @@ class TargetRunner:
         self.model = model
         self.state = state
         self._stopwatch = stopwatch or Stopwatch()
-        self._graphs = TargetGraphs(model, state, graphs, self._stopwatch) if graphs else None
+        self._graphs = TargetGraphs(model, state, graphs, self._stopwatch) if graphs and graphs.row_counts else None
+        self._pieces = PiecewiseTarget(model, state, graphs) if graphs and graphs.piece_counts else None
         self._max_ngram = model.plan.ngrams.max_ngram if model.plan.ngrams else 0
         self.history_len = max(self._max_ngram - 1, 0)
 
@@ -76,23 +78,24 @@ class TargetRunner:
                 open_pass(self.state, placed)
                 return PassOutput(*self._graphs.launch(num_rows, placed, token_ids, rows))
         with self._stopwatch.phase("target"):
-            return self._eager(spans, placed, token_ids, rows, num_padding)
+            output = self._pieces.run(placed, token_ids, rows or None) if self._pieces else None
+            output = output or self._eager(placed, token_ids, rows, num_padding)
+            return self._finished(spans, output)
 
-    def _eager(
-        self,
-        spans: Sequence[SpanTokens],
-        placed: list[Span],
-        token_ids: list[int],
-        rows: list[list[int]],
-        num_padding: int,
-    ) -> PassOutput:
-        """The pass op by op, logits of the wanted rows alone."""
+    def _eager(self, placed: list[Span], token_ids: list[int], rows: list[list[int]], num_padding: int) -> TargetOutput:
+        """The pass op by op."""
         view = PassView(self.state, placed, num_padding)
         device = self.state.device
         ngrams = None
         if self._max_ngram:
             ngrams = torch.tensor(rows + [[-1] * self._max_ngram] * num_padding, device=device)
-        output = self.model.target(PassTokens(torch.tensor(token_ids + [0] * num_padding, device=device), ngrams), view)
+        tokens = PassTokens(torch.tensor(token_ids + [0] * num_padding, device=device), ngrams)
+        output: TargetOutput = self.model.target(tokens, view)
+        return output
+
+    def _finished(self, spans: Sequence[SpanTokens], output: TargetOutput) -> PassOutput:
+        """Logits of the wanted rows alone."""
+        device = self.state.device
         wanted: list[int] = []
         offset = 0
         for span in spans:
@@ -134,7 +137,7 @@ class DraftRunner:
         vocab_size = num_valid_tokens or model.plan.vocab_size
         self._stopwatch = stopwatch or Stopwatch()
         self.graphs: DraftGraphs | None = None
-        if plan is not None:
+        if plan is not None and plan.row_counts:
             self.graphs = self.graphs_kind(model, state, plan, block_size, vocab_size, self._stopwatch)
         self.draft: DsparkDraft = model.draft
         self.target = model.target

@@ -10,7 +10,6 @@ from dspark.layers.linear import GroupedLinear, Linear, LinearGroup, RMSNorm, pa
 from dspark.layers.plans import CompressionPlan, LayerPlan, QuantPlan, RopePlan
 from dspark.layers.quantisers import activation_form, activation_quantiser, cache_form
 from dspark.layers.state_view import StateView
-from dspark.ops.attention import Sources
 from dspark.ops.experts import Output
 from dspark.ops.opset import OpSet
 from dspark.ops.rope import Turn, rope_frequencies
@@ -28,6 +27,21 @@ class SharedPicks:
     rows: dict[int, Tensor] = field(default_factory=dict)
     candidates: Tensor | None = None
     turns: dict[tuple[RopePlan, int], Turn] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the rows of a pass give by themselves, before anybody looks at the state.
+
+    Attributes:
+        q_latent: [T, q_rank], quantised. rows: [T, K], for the window. q: [T, H * K].
+        sums: [S, T, N] of the compressor's and the indexer's maps, None where there are none.
+    """
+
+    q_latent: Tensor
+    rows: Tensor
+    q: Tensor
+    sums: Tensor | None
 
 
 class Attention(nn.Module):
@@ -92,39 +106,49 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, quantised: Tensor, view: StateView, picks: SharedPicks) -> Output:
         """x: [T, D] and the same quantised -> [T, D]; writes this layer's rows of the pass into the state."""
-        turn = self._turn(view.positions, 0, picks)
+        prepared = self.prepare(x, quantised, view.positions, picks)
+        return self.project_out(self.look(prepared, view, picks))
+
+    def prepare(self, x: Tensor, quantised: Tensor, positions: Tensor, picks: SharedPicks) -> Prepared:
+        """What each row gives by itself, from x [T, D] and the same quantised at positions [T]."""
+        turn = self._turn(positions, 0, picks)
         query, key = (self.q_norm, self.latent_form), (self.kv_norm, self.window_form)
         q_latent, rows = self.ops.latents(self.latent_maps.sums(quantised), x.dtype, query, key, turn)
-        sources = view.window_keys(self.key, rows)
+        maps = self.compression_maps if self.plan.compression is not None else None
+        sums = maps.sums(x) if maps is not None and maps.maps else None
+        return Prepared(q_latent, rows, self.wq_b(q_latent), sums)
+
+    def look(self, prepared: Prepared, view: StateView, picks: SharedPicks) -> Tensor:
+        """Write the pass's rows, choose what each query sees, and attend to it: [T, H, K]."""
+        turn = self._turn(view.positions, 0, picks)
+        sources = view.window_keys(self.key, prepared.rows)
         if self.plan.compression is not None:
-            sources.append(self._compressed_keys(x, q_latent, turn, view, picks))
-        return self.attend(q_latent, turn, sources)
-
-    def attend(self, q_latent: Tensor, turn: Turn, sources: Sources) -> Output:
-        """Queries from their latent over `sources`, rotated back at the query positions and projected: [T, D]."""
-        q = self.wq_b(q_latent).view(-1, self.plan.num_heads, self.plan.head_dim)
+            sources.append(self._compressed_keys(prepared, turn, view, picks))
+        q = prepared.q.view(-1, self.plan.num_heads, self.plan.head_dim)
         eps = self.plan.norm_eps if self.plan.normalise_query_heads else None
-        return self._project_out(self.ops.attend(q, turn, sources, self.attn_sink, self.scale, eps))
+        return self.ops.attend(q, turn, sources, self.attn_sink, self.scale, eps)
 
-    def _project_out(self, heads: Tensor) -> Output:
+    def project_out(self, heads: Tensor) -> Output:
         """Each group of heads through its own rows of wo_a, then all groups through wo_b: [T, H, K] -> [T, D]."""
         return self.wo_b.terms(self.quantise_input(self.wo_a(heads.flatten(1))))
 
     def _compressed_keys(
-        self, x: Tensor, q_latent: Tensor, turn: Turn, view: StateView, picks: SharedPicks
+        self, prepared: Prepared, turn: Turn, view: StateView, picks: SharedPicks
     ) -> tuple[Tensor, Tensor]:
         """Write this pass's compressed rows where this layer owns them; return all rows and each query's picks."""
-        compression, maps = self.plan.compression, self.compression_maps
+        compression, maps, sums = self.plan.compression, self.compression_maps, prepared.sums
         assert compression is not None
-        sums = maps.sums(x) if maps.maps else x
         if compression.compressor is not None:
+            assert sums is not None
             groups = view.groups(self.compressed_store, compression.ratio, compression.compressor.reach)
             group_turn = self._turn(groups.positions, compression.ratio, picks)
-            latent = self.compressor(sums, x.dtype, maps, groups, group_turn)
+            latent = self.compressor(sums, prepared.q_latent.dtype, maps, groups, group_turn)
             if compression.indexer is not None:
                 self.indexer.write_keys(sums, maps, latent, group_turn, view)
         if compression.indexer is not None:
-            picks.rows[self.index], picks.candidates = self.indexer(sums, maps, q_latent, turn, view, picks.candidates)
+            assert sums is not None
+            chosen = self.indexer(sums, maps, prepared.q_latent, turn, view, picks.candidates)
+            picks.rows[self.index], picks.candidates = chosen
         if compression.pick_layer is None:
             return view.appended(self.compressed_store), view.visible_places(compression.ratio)
         return view.appended(self.compressed_store), picks.rows[compression.pick_layer]

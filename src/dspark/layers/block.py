@@ -5,7 +5,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from dspark.layers.attention import Attention, SharedPicks
+from dspark.layers.attention import Attention, Prepared, SharedPicks
 from dspark.layers.engram import Engram
 from dspark.layers.hyper import HalfMix
 from dspark.layers.linear import RMSNorm
@@ -13,7 +13,7 @@ from dspark.layers.moe import MixtureOfExperts
 from dspark.layers.plans import LayerPlan, QuantPlan
 from dspark.layers.state_view import StateView
 from dspark.ops.experts import Output
-from dspark.ops.hyper import Residual
+from dspark.ops.hyper import HalfInput, Residual
 from dspark.ops.opset import OpSet
 from dspark.parallel.group import ALONE, RankGroup
 
@@ -39,9 +39,17 @@ class Block(nn.Module):
 
     def attention_half(self, residual: Residual, view: StateView, picks: SharedPicks) -> Residual:
         """The residual after the attention half; its streams are this block's input."""
+        half, prepared = self.enter_attention(residual, view.positions, picks)
+        return self.leave_attention(half, self.attn.look(prepared, view, picks))
+
+    def enter_attention(self, residual: Residual, positions: Tensor, picks: SharedPicks) -> tuple[HalfInput, Prepared]:
+        """What the rows at positions [T] give by themselves in front of the state."""
         half = self.hc_attn(residual, self.attn_norm)
-        output = self.attn(half.x, half.quantised, view, picks)
-        return half.leave(self._joined(output))
+        return half, self.attn.prepare(half.x, half.quantised, positions, picks)
+
+    def leave_attention(self, half: HalfInput, heads: Tensor) -> Residual:
+        """The residual after the attention half, from its heads [T, H, K]."""
+        return half.leave(self._joined(self.attn.project_out(heads)))
 
     def feed_forward_half(self, residual: Residual, token_ids: Tensor) -> Residual:
         """The residual after the feed-forward half."""

@@ -1,11 +1,12 @@
 """The target: embedding, blocks on residual streams, final norm, head; assembled from a plan, ignorant of serving."""
 
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from dspark.layers.attention import SharedPicks
+from dspark.layers.attention import Attention, Prepared, SharedPicks
 from dspark.layers.block import Block, BlockList
 from dspark.layers.hyper import CarriedCollapse, HeadMix, embedded
 from dspark.layers.linear import Embedding, Linear, RMSNorm
@@ -36,6 +37,21 @@ class TargetOutput:
     target_hidden: Tensor | None
 
 
+@dataclass(frozen=True)
+class Seam:
+    """Where the rows of a pass have given all that they give by themselves, and attention looks at the state."""
+
+    attention: Attention
+    prepared: Prepared
+
+    def look(self, view: StateView, picks: SharedPicks) -> Tensor:
+        """Heads [T, H, K]."""
+        return self.attention.look(self.prepared, view, picks)
+
+
+Stages = Generator[Seam, Tensor | None, TargetOutput]
+
+
 class Decoder(nn.Module):
     """The target model, or one rank's part of it."""
 
@@ -60,14 +76,24 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: PassTokens, view: StateView) -> TargetOutput:
         """One pass over T rows; every layer reads and writes the state through `view`."""
+        picks = SharedPicks()
+        return run_stages(self.stages(tokens, view.positions, picks), lambda seam: seam.look(view, picks))
+
+    def stages(self, tokens: PassTokens, positions: Tensor, picks: SharedPicks) -> Stages:
+        """The same in pieces that know nothing of the state: each ends where a layer's attention looks at it.
+
+        Whoever runs the stages sends the heads that `Seam.look` gives and gets the next seam, in the end the output.
+        """
         residual = self.embed_rows(tokens.token_ids)
         ngrams = self._compressed_ngrams(tokens.ngrams)
-        picks = SharedPicks()
         captured: list[Tensor] = []
         for index, block in enumerate(self.layers):
             if block.engram is not None:
                 residual = block.engram(residual, ngrams)
-            residual = block.attention_half(residual, view, picks)
+            half, prepared = block.enter_attention(residual, positions, picks)
+            heads = yield Seam(block.attn, prepared)
+            assert heads is not None
+            residual = block.leave_attention(half, heads)
             if index in self.captured:
                 captured.append(self.ops.mean_streams(residual.streams))
             residual = block.feed_forward_half(residual, tokens.token_ids)
@@ -92,6 +118,18 @@ class Decoder(nn.Module):
         assert self.token_map is not None
         known = self.token_map[ngrams.clamp(min=0)]
         return torch.where(ngrams >= 0, known, self.token_map[self.plan.ngrams.pad_token_id])
+
+
+def run_stages(stages: Stages, look: Callable[[Seam], Tensor]) -> TargetOutput:
+    """Run a pass to its end; `look` gives the heads at each seam."""
+    heads = None
+    while True:
+        try:
+            seam = stages.send(heads)
+        except StopIteration as end:
+            output: TargetOutput = end.value
+            return output
+        heads = look(seam)
 
 
 def _captured_inputs(plan: ModelPlan) -> frozenset[int]:

@@ -21,6 +21,8 @@ from dspark.validate.runtime.tokens import check_tokens
 SCHEMA = "dspark.validate.runtime/1"
 _MAX_LEN = 512
 _MAX_NUM_SEQS = 8
+# Rows of the pieces that prompts are launched in.
+_PIECES = (64, 160)
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ def _check(name: str, folder: Path | None, settings: RuntimeSettings, report: Ru
     engine = assembly.loop.engine
     block_size = assembly.speculation.num_speculative_tokens
     most = max(settings.num_parts, _MAX_NUM_SEQS) * (1 + block_size)
-    graphs = GraphPlan((most,), assembly.max_model_len, is_captured=device.type == "cuda")
+    is_captured = device.type == "cuda"
+    graphs = GraphPlan((most,), assembly.max_model_len, is_captured=is_captured, piece_counts=_PIECES)
     report.machine = report.machine or describe_machine(device)
     report.launches = _launches(settings, device)
     parts = make_parts(
