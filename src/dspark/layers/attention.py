@@ -104,11 +104,6 @@ class Attention(nn.Module):
             picks.turns[key] = self.ops.rotations(positions, self.freqs)
         return picks.turns[key]
 
-    def forward(self, x: Tensor, quantised: Tensor, view: StateView, picks: SharedPicks) -> Output:
-        """x: [T, D] and the same quantised -> [T, D]; writes this layer's rows of the pass into the state."""
-        prepared = self.prepare(x, quantised, view.positions, picks)
-        return self.project_out(self.look(prepared, view, picks))
-
     def prepare(self, x: Tensor, quantised: Tensor, positions: Tensor, picks: SharedPicks) -> Prepared:
         """What each row gives by itself, from x [T, D] and the same quantised at positions [T]."""
         turn = self._turn(positions, 0, picks)
