@@ -10,6 +10,7 @@ import torch
 
 from dspark.config import DraftHealthConfig
 from dspark.config.sampling import SamplingParams
+from dspark.engine.assembly import assemble, build_loop
 from dspark.engine.graphs import GraphPlan
 from dspark.engine.speculation import Speculation
 from dspark.scheduler.plan import PlannedSpan, StepPlan
@@ -266,3 +267,20 @@ def test_the_general_step_refuses_a_request_whose_rounds_are_out():
         loop.step()
     with pytest.raises(AssertionError, match="tentative rows"):
         loop.engine.step(StepPlan((PlannedSpan("a", 1),)))
+
+
+def test_the_embedded_model_runs_ahead():
+    settled = assemble()
+    shapes = GraphPlan((1, 2, 6, 12), settled.max_model_len, is_captured=False)
+    model, device = settled.loop.engine.model, settled.placement.device
+    parts = settled.tokenizer, settled.config, settled.speculation, settled.max_model_len
+    ahead = build_loop(model, *parts, device, shapes=shapes)
+    launches, found = count_rounds(ahead), []
+    for loop in (ahead, settled.loop):
+        for number, text in enumerate(["def add(a, b):", "The harbour was quiet"]):
+            one = SamplingParams(max_tokens=24, temperature=float(number), seed=4)
+            loop.add(number, settled.tokenizer.encode(text), one)
+        emissions = run_out(loop)
+        found.append({number: outcome_of(emissions[number]) for number in emissions})
+    assert found[0] == found[1]
+    assert launches

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dspark.engine.request import Request
-from dspark.ops.rounds import NUM_SCALARS, RoundTable
+from dspark.ops.rounds import NUM_SCALARS, RoundTable, aligned_rows
 from dspark.speculative.device_lengths import Bounds
 
 # Rounds that may be out at a time, the one that is prepared, and one whose blocks are read later than its verdict.
@@ -27,8 +27,8 @@ class RoundBuffers:
     def __init__(self, num_requests: int, width: int, max_ngram: int, max_pages: int, device: torch.device) -> None:
         self._history_len = max(max_ngram - 1, 0)
         count = NUM_SCALARS + width + self._history_len
-        self.table = RoundTable(torch.zeros(count, num_requests, dtype=torch.int64, device=device), width)
         self.pages = torch.zeros(num_requests, max_pages, dtype=torch.int64, device=device)
+        self.table = RoundTable(aligned_rows(self.pages, count, num_requests).zero_(), width)
         self.budget = torch.zeros(1, dtype=torch.int64, device=device)
         self.outcome = torch.zeros(num_requests, 3 + width, dtype=torch.int64, device=device)
         self.proposal = torch.zeros(num_requests, 1 + 2 * width, dtype=torch.int64, device=device)

@@ -78,6 +78,11 @@ class RoundTable:
         return torch.cat((self.history, self.anchors[:, None], self.drafts), dim=1)
 
 
+def aligned_rows(like: Tensor, num_rows: int, size: int) -> Tensor:
+    """Unset int64 rows [num_rows, size], each of which begins at a multiple of 16 bytes, as kernels want them."""
+    return like.new_empty(num_rows, size + size % 2)[:, :size]
+
+
 class RoundRows(NamedTuple):
     """The T rows of a round: those of a request are its anchor and its drafts, padding follows all of them.
 

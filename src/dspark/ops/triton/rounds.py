@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.ops.rounds import NUM_SCALARS, Blocks, RoundRows, RoundTable
+from dspark.ops.rounds import NUM_SCALARS, Blocks, RoundRows, RoundTable, aligned_rows
 from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.launch import block_of
 
@@ -18,10 +18,10 @@ def _text_word(place, G: tl.constexpr, H: tl.constexpr):
     return tl.where(place < H, _SCALARS + G + place, tl.where(place == H, 0, _SCALARS - 1 + place - H))
 
 
-@triton.jit(do_not_specialize=["T", "R"])
+@triton.jit(do_not_specialize=["R"])
 def _lay(
-    words, columns, ngrams, spans, T, R, STRIDE, G: tl.constexpr, H: tl.constexpr, NGRAM: tl.constexpr,
-    BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    words, columns, ngrams, spans, R, STRIDE, ROWS_STRIDE, SPANS_STRIDE, G: tl.constexpr, H: tl.constexpr,
+    NGRAM: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin(EARLY)
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -33,7 +33,7 @@ def _lay(
     stops = tl.cumsum(counts, 0)
     if row == 0:
         tl.store(spans + lanes, stops - counts, mask=inside)
-        tl.store(spans + R + lanes, counts, mask=inside)
+        tl.store(spans + SPANS_STRIDE + lanes, counts, mask=inside)
     is_over = stops <= row
     owner = tl.minimum(tl.sum((is_over & inside).to(tl.int64), 0), R - 1)
     is_row = row < tl.sum(counts, 0)
@@ -44,23 +44,22 @@ def _lay(
     tl.store(ngrams + row * (H + 1) + back, tokens, mask=back <= H)
     own = tl.sum(tl.where(back == 0, tokens, 0), 0)
     tl.store(columns + row, tl.maximum(own, 0))
-    tl.store(columns + T + row, tl.where(is_row, tl.load(words + STRIDE + owner) + offset, 0))
-    tl.store(columns + 2 * T + row, tl.where(is_row, tl.load(words + 3 * STRIDE + owner), -1))
-    tl.store(columns + 3 * T + row, owner)
-    tl.store(columns + 4 * T + row, tl.where(is_row, owner, -1))
-    tl.store(columns + 5 * T + row, offset)
+    tl.store(columns + ROWS_STRIDE + row, tl.where(is_row, tl.load(words + STRIDE + owner) + offset, 0))
+    tl.store(columns + 2 * ROWS_STRIDE + row, tl.where(is_row, tl.load(words + 3 * STRIDE + owner), -1))
+    tl.store(columns + 3 * ROWS_STRIDE + row, owner)
+    tl.store(columns + 4 * ROWS_STRIDE + row, tl.where(is_row, owner, -1))
+    tl.store(columns + 5 * ROWS_STRIDE + row, offset)
 
 
 def lay_rows(table: RoundTable, num_rows: int) -> RoundRows:
     """See `dspark.ops.rounds.lay_rows`."""
     words, count = table.words, table.words.shape[1]
-    columns = words.new_empty(6, num_rows)
+    columns, spans = aligned_rows(words, 6, num_rows), aligned_rows(words, 2, count)
     ngrams = words.new_empty(num_rows, 1 + table.history_len)
-    spans = words.new_empty(2, count)
     early = early_launch()
     _lay[(num_rows,)](
-        words, columns, ngrams, spans, num_rows, count, words.stride(0), table.width, table.history_len,
-        block_of(1 + table.history_len), block_of(count), early, num_warps=1, launch_pdl=early,
+        words, columns, ngrams, spans, count, words.stride(0), columns.stride(0), spans.stride(0), table.width,
+        table.history_len, block_of(1 + table.history_len), block_of(count), early, num_warps=1, launch_pdl=early,
     )  # fmt: skip
     token_ids, positions, slots, owners, drawers, offsets = columns
     starts, counts = spans
@@ -126,7 +125,7 @@ def _open(words, slots, limits, R, STRIDE, BLOCK: tl.constexpr, EARLY: tl.conste
 def open_blocks(table: RoundTable) -> Blocks:
     """See `dspark.ops.rounds.open_blocks`."""
     words, count = table.words, table.words.shape[1]
-    slots, limits = words.new_empty(2, count)
+    slots, limits = aligned_rows(words, 2, count)
     early = early_launch()
     _open[(1,)](words, slots, limits, count, words.stride(0), block_of(count), early, num_warps=1, launch_pdl=early)
     return Blocks(slots, limits)
