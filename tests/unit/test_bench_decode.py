@@ -165,7 +165,7 @@ def weights_of(model):
             if isinstance(value, PackedWeight):
                 yield value
             elif isinstance(value, LinearGroup):
-                yield from value._joined or ()
+                yield from () if value.joined is None else (value.joined,)
 
 
 @pytest.mark.parametrize("ops", [TORCH_OPS, PACKING_OPS])

@@ -12,7 +12,7 @@ from dspark.models.build import Model
 from dspark.models.decoder import PassTokens
 from dspark.models.dspark_draft import DsparkDraft
 from dspark.ops.draw import DrawKind, DrawParams
-from dspark.ops.places import RowPlaces, ring_places
+from dspark.ops.places import RowPlaces
 from dspark.state.model_state import ModelState
 from dspark.state.row_views import BlockRowView, RowView
 
@@ -69,10 +69,13 @@ class FixedDraft:
 
     def keep(self, target_hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
         """Write the window rows of tokens [N]; those with slot -1 are none."""
+        ops, places = self.target.ops, dict[int, Tensor]()
         for key, rows in self.draft.context_rows(target_hidden, positions):
             ring = self.state.rings[key]
-            places = ring_places(slots, positions, ring.shape[1])
-            self.target.ops.write_rows(ring.view(-1, ring.shape[2]), places, rows)
+            count = ring.shape[1]
+            if count not in places:
+                places[count] = ops.window_places(slots, positions, 1, count).flatten()
+            ops.write_rows(ring.view(-1, ring.shape[2]), places[count], rows)
 
     def blocks(self, anchors: Tensor, starts: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Base logits [R, G, V] and hidden [R, G, D] of the blocks that begin with the anchors [R] at `starts` [R]."""

@@ -56,20 +56,19 @@ class LinearGroup:
     def __init__(self, maps: Sequence[Linear], ops: OpSet) -> None:
         self.maps = tuple(maps)
         self.ops = ops
-        self._joined: tuple[Weight, ...] | None = None
+        self.joined: Weight | None = None
 
     def join(self) -> None:
         """Put the weights together, where their storage allows it."""
         joined = join_weights([one.weight for one in self.maps])
         if joined is not None:
-            whole, parts = joined
-            self._joined = (whole,)
+            self.joined, parts = joined
             for one, part in zip(self.maps, parts, strict=True):
                 cast(Any, one).weight = nn.Parameter(part, requires_grad=False) if isinstance(part, Tensor) else part
 
     def share(self, other: "LinearGroup") -> None:
         """Read the weight that another group over the same weights has put together."""
-        self._joined = other._joined
+        self.joined = other.joined
 
     def column(self, one: Linear) -> int:
         """The first column of a map's results."""
@@ -78,8 +77,9 @@ class LinearGroup:
 
     def sums(self, x: Tensor) -> Tensor:
         """x: [T, in_size] -> sums [S, T, N], see `dspark.ops.kept_rows`."""
-        weights = self._joined or [self.ops.stored(one.weight, one.storage) for one in self.maps]
-        return self.ops.joint_sums(x, weights)
+        if self.joined is not None:
+            return self.ops.joint_sums(x, [self.joined])
+        return self.ops.joint_sums(x, [self.ops.stored(one.weight, one.storage) for one in self.maps])
 
 
 class RMSNorm(nn.Module):

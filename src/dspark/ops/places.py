@@ -22,8 +22,9 @@ class RowPlaces(NamedTuple):
 
 
 class GroupPlaces(NamedTuple):
-    """Places of compression groups, one a row of the pass; see `dspark.ops.compress.GroupRows`."""
+    """Compression groups, one a row of the pass: first positions, and places as in `dspark.ops.compress.GroupRows`."""
 
+    first: Tensor
     kept: Tensor
     members: Tensor
     places: Tensor
@@ -86,4 +87,4 @@ def group_places(
     group = (positions // ratio).masked_fill(~is_last, 0)
     pages = rows.pages[rows.owners, group // page_rows]
     places = torch.where(is_last, pages * page_rows + group % page_rows, -1)
-    return GroupPlaces(ring_places(slots, positions, ring_rows), members, places)
+    return GroupPlaces(positions - positions % ratio, ring_places(slots, positions, ring_rows), members, places)

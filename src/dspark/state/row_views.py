@@ -11,7 +11,7 @@ from dspark.ops.attention import KEY_CHUNK, Sources
 from dspark.ops.compress import GroupRows
 from dspark.ops.index import SCORE_CHUNK, IndexKeys
 from dspark.ops.opset import OpSet
-from dspark.ops.places import GroupPlaces, RowPlaces, ring_places
+from dspark.ops.places import GroupPlaces, RowPlaces
 from dspark.state.model_state import ModelState, tail_key
 
 
@@ -31,10 +31,8 @@ class RowView:
         self.positions = places.positions
         self._ops = ops
         # Layers ask for the same few indices again and again: by ring rows, by reach or window, by ratio.
-        self._writes: dict[int, Tensor] = {}
         self._windows: dict[tuple[int, int], Tensor] = {}
         self._groups: dict[tuple[int, int, int], GroupPlaces] = {}
-        self._group_positions: dict[int, Tensor] = {}
         self._visible: dict[int, Tensor] = {}
         self._visible_places: dict[int, Tensor] = {}
         self._keys: dict[int, Tensor] = {}
@@ -42,15 +40,16 @@ class RowView:
     def window_keys(self, key: str, rows: Tensor) -> Sources:
         """See `StateView.window_keys`."""
         ring = self.state.rings[key]
-        window, count = self.state.window_reach[key], ring.shape[1]
-        slots, positions = self.places.slots, self.positions
-        if count not in self._writes:
-            self._writes[count] = ring_places(slots, positions, count)
-        if (window, count) not in self._windows:
-            self._windows[window, count] = self._ops.window_places(slots, positions, window, count)
         flat = ring.view(-1, ring.shape[2])
-        self._ops.write_rows(flat, self._writes[count], rows)
-        return [(flat, self._windows[window, count])]
+        self._ops.write_rows(flat, self._window(1, ring.shape[1]).flatten(), rows)
+        return [(flat, self._window(self.state.window_reach[key], ring.shape[1]))]
+
+    def _window(self, count: int, ring_rows: int) -> Tensor:
+        """[T, count] ring places of the tokens up to each row's."""
+        memo = count, ring_rows
+        if memo not in self._windows:
+            self._windows[memo] = self._ops.window_places(self.places.slots, self.positions, count, ring_rows)
+        return self._windows[memo]
 
     def groups(self, key: str, ratio: int, reach: int) -> GroupRows:
         """See `StateView.groups`: one group a row; what a row gives that completes none is not kept."""
@@ -63,11 +62,9 @@ class RowView:
             self._groups[memo] = self._ops.group_places(
                 self.places, ratio, reach, max(ring_rows, 1), num_places, page_rows
             )
-        if ratio not in self._group_positions:
-            self._group_positions[ratio] = self.positions - self.positions % ratio
         index = self._groups[memo]
         return GroupRows(
-            self._group_positions[ratio],
+            index.first,
             self.positions,
             self.state.appends[key],
             index.places,

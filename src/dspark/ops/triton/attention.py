@@ -19,10 +19,11 @@ from dspark.ops.triton.rope import turn_pairs
 
 _BLOCK_HEADS = 16
 _SEGMENT = {torch.bfloat16: 64, torch.float32: 32}
-_WIDE_HEAD = 512
+_WIDE_HEAD, _WIDE_WARPS = 512, 8
+_FEW_REGISTERS = 128
 _AHEAD = 4  # segments that are read before they are joined
 # Rows whose segments are programs of their own; more fill the device with a program a row and block of heads.
-_FEW_ROWS = 48
+_FEW_ROWS = 32
 _MOST_SEGMENT_BYTES = 256 * 2**20
 
 
@@ -42,14 +43,18 @@ def _queries(
 
 
 @triton.jit
-def _segment(queries, rows, key, scale, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Softmax of a segment of keys [SEGMENT], -1 where there is none: its top, its total and weighted sum."""
+def _keys(rows, key, K: tl.constexpr, BLOCK_K: tl.constexpr, WORKING: tl.constexpr):
+    """[SEGMENT, BLOCK_K] of the keys at places [SEGMENT]; zero where there is none."""
     lanes = tl.arange(0, BLOCK_K)
-    exists = key >= 0
-    keys = tl.load(rows + key[:, None] * K + lanes[None, :], mask=exists[:, None] & (lanes < K)[None, :], other=0.0)
-    keys = keys.to(queries.dtype)
+    inside = (key >= 0)[:, None] & (lanes < K)[None, :]
+    return tl.load(rows + key[:, None] * K + lanes[None, :], mask=inside, other=0.0).to(WORKING)
+
+
+@triton.jit
+def _segment(queries, keys, key, scale):
+    """Softmax of a segment of keys, -1 where there is none: its top, its total and weighted sum."""
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-    scores = tl.where(exists[None, :], scores, float("-inf"))
+    scores = tl.where((key >= 0)[None, :], scores, float("-inf"))
     top = tl.max(scores, 1)
     weights = tl.exp(scores - top[:, None])
     return top, tl.sum(weights, 1), tl.dot(weights.to(queries.dtype), keys, input_precision="ieee")
@@ -74,7 +79,7 @@ def _join_keys(
         places = start + tl.arange(0, SEGMENT)
         key = tl.load(index + places, mask=places < J, other=-1)
         if tl.max(key, 0) >= 0:
-            own_top, own_total, own = _segment(queries, rows, key, scale, K, BLOCK_K)
+            own_top, own_total, own = _segment(queries, _keys(rows, key, K, BLOCK_K, queries.dtype), key, scale)
             top, total, acc = _join(top, total, acc, own_top, own_total, own)
     return top, total, acc
 
@@ -121,6 +126,21 @@ def _attend(
     _store_found(out, places, inside, cos, sin, row, total, acc, K, ROPE, BLOCK_H, BLOCK_K, ROUND, PLAIN)
 
 
+@triton.jit
+def _leave_segment(
+    q, places, inside, cos, sin, row, eps, rows, key, tops, totals, values, left, heads, scale, H: tl.constexpr,
+    K: tl.constexpr, ROPE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, NORM: tl.constexpr,
+    ROUND: tl.constexpr, WORKING: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """Keys are on their way while the queries are made ready."""
+    keys = _keys(rows, key, K, BLOCK_K, WORKING)
+    queries = _queries(q, places, inside, cos, sin, row, eps, H, K, ROPE, BLOCK_H, BLOCK_K, NORM, ROUND, PLAIN)
+    top, total, own = _segment(queries.to(WORKING), keys, key, scale)
+    tl.store(values + places, own, mask=inside)
+    tl.store(tops + left, top, mask=heads < H)
+    tl.store(totals + left, total, mask=heads < H)
+
+
 @triton.jit(do_not_specialize=["num_near", "num_far", "near_segments", "segments"])
 def _attend_segment(
     q, cos, sin, near, near_index, num_near, far, far_index, num_far, tops, totals, values, near_segments, segments,
@@ -146,17 +166,17 @@ def _attend_segment(
     if tl.max(key, 0) < 0:
         tl.store(tops + left, tl.full([BLOCK_H], float("-inf"), tl.float32), mask=heads < H)
         return
-    queries = _queries(q, places, inside, cos, sin, row, eps, H, K, ROPE, BLOCK_H, BLOCK_K, NORM, ROUND, PLAIN)
-    queries = queries.to(WORKING)
     values += segment.to(tl.int64) * (tl.num_programs(0) * H * K)
     if is_near:
-        top, total, own = _segment(queries, near, key, scale, K, BLOCK_K)
-        tl.store(values + places, own, mask=inside)
+        _leave_segment(
+            q, places, inside, cos, sin, row, eps, near, key, tops, totals, values, left, heads, scale, H, K, ROPE,
+            BLOCK_H, BLOCK_K, NORM, ROUND, WORKING, PLAIN,
+        )  # fmt: skip
     else:
-        top, total, own = _segment(queries, far, key, scale, K, BLOCK_K)
-        tl.store(values + places, own, mask=inside)
-    tl.store(tops + left, top, mask=heads < H)
-    tl.store(totals + left, total, mask=heads < H)
+        _leave_segment(
+            q, places, inside, cos, sin, row, eps, far, key, tops, totals, values, left, heads, scale, H, K, ROPE,
+            BLOCK_H, BLOCK_K, NORM, ROUND, WORKING, PLAIN,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["segments"])
@@ -210,7 +230,9 @@ def attend(
     keys = packed(near), packed(near_index), near_index.shape[1], packed(far), packed(far_index), far_index.shape[1]
     head_blocks, block_k = triton.cdiv(num_heads, _BLOCK_HEADS), block_of(size, least=16)
     # The same for both ways, because a sum over keys is taken in the order in which warps hold them.
-    options = {"num_warps": 8 if block_k >= _WIDE_HEAD else 4, "launch_pdl": early}
+    options = {"num_warps": _WIDE_WARPS if block_k >= _WIDE_HEAD else 4, "launch_pdl": early}
+    # Two programs then fit where one would.
+    narrowed = options | {"maxnreg": _FEW_REGISTERS} if early else options
     form = (
         num_heads, size, cos.shape[-1], _BLOCK_HEADS, segment, block_k, len(sources) > 1, norm_eps is not None,
         is_rounded, tl.bfloat16 if narrow else tl.float32, early, INTERPRETED,
@@ -224,7 +246,7 @@ def attend(
     values = q.new_empty(sum(counts), *q.shape, dtype=torch.float32)
     _attend_segment[(num_rows, head_blocks, sum(counts))](
         packed(q), cos, sin, *keys, tops, totals, values, counts[0], sum(counts), scale, norm_eps or 0.0, *form,
-        **options,
+        **narrowed,
     )  # fmt: skip
     _join_segments[(num_rows, num_heads)](
         tops, totals, values, cos, sin, sink, out, sum(counts), num_heads, size, cos.shape[-1], block_of(sum(counts)),

@@ -1,6 +1,6 @@
 """Choice of the best compressed rows without a sort: one program a query.
 
-The rank-`count` score is found by halving the range of float32 bit patterns, which is the order of the numbers once
+The rank-`count` score is found by quartering the range of float32 bit patterns, which is the order of the numbers once
 negative ones are turned around; then one walk in index order takes what is above it, and of its ties the first. Scores
 that fit into one block are read once and stay in registers.
 """
@@ -15,6 +15,7 @@ from dspark.ops.triton.launch import block_of, packed
 
 _LONGEST_BLOCK = 16384
 _LOWEST = tl.constexpr(-(2**31))
+_FIELD = tl.constexpr(2**21 - 1)
 
 
 @triton.jit
@@ -30,16 +31,24 @@ def _ordered(scores, candidates, visible, row, start, C, NARROWED: tl.constexpr,
 
 
 @triton.jit
-def _count(keys, may, least):
-    return tl.sum((may & (keys.to(tl.int64) >= least)).to(tl.int32), 0)
+def _reached(keys, may, low, step):
+    """How many keys reach low + step, low + 2 step and low + 3 step, each in 21 bits."""
+    counts = (keys >= low + step).to(tl.int64) + ((keys >= low + 2 * step).to(tl.int64) << 21)
+    counts += (keys >= low + 3 * step).to(tl.int64) << 42
+    return tl.sum(tl.where(may, counts, 0), 0)
+
+
+@triton.jit
+def _above(keys, may, low):
+    return tl.sum((may & (keys > low)).to(tl.int32), 0)
 
 
 @triton.jit
 def _take(keys, may, out, start, low, room, ties, taken, COUNT: tl.constexpr, BLOCK: tl.constexpr):
     """Write the chosen places of a block in order; returns how many ties and rows there are up to here."""
-    tied = may & (keys.to(tl.int64) == low)
+    tied = may & (keys == low)
     number = ties + tl.cumsum(tied.to(tl.int32), 0)
-    chosen = (may & (keys.to(tl.int64) > low)) | (tied & (number <= room))
+    chosen = (may & (keys > low)) | (tied & (number <= room))
     place = taken + tl.cumsum(chosen.to(tl.int32), 0) - 1
     index = (start + tl.arange(0, BLOCK)).to(tl.int64)
     tl.store(out + place, index, mask=chosen & (place < COUNT))
@@ -56,30 +65,29 @@ def _pick(
     seen = tl.minimum(tl.load(visible + row), C)
     if IS_ONE:
         keys, may = _ordered(scores, candidates, seen, row, 0, C, NARROWED, BLOCK)
-    # The largest threshold that at least COUNT rows reach; the lowest one where there are fewer.
-    low = tl.full([], _LOWEST, tl.int64)
-    high = tl.full([], 2**31 - 1, tl.int64)
-    for _ in range(32):
-        middle = (low + high + 1) >> 1
+    # The largest threshold that at least COUNT rows reach, two bits at a time; the lowest one where there are fewer.
+    low = tl.full([], _LOWEST, tl.int32)
+    for turn in range(16):
+        step = (1 << 30) >> (2 * turn)
         if IS_ONE:
-            reached = _count(keys, may, middle)
+            reached = _reached(keys, may, low, step)
         else:
-            reached = 0
+            reached = tl.zeros([], tl.int64)
             for start in range(0, C, BLOCK):
                 part, allowed = _ordered(scores, candidates, seen, row, start, C, NARROWED, BLOCK)
-                reached += _count(part, allowed, middle)
-        low = tl.where(reached >= COUNT, middle, low)
-        high = tl.where(reached >= COUNT, high, middle - 1)
+                reached += _reached(part, allowed, low, step)
+        one, two, three = reached & _FIELD, (reached >> 21) & _FIELD, reached >> 42
+        low += ((one >= COUNT).to(tl.int32) + (two >= COUNT).to(tl.int32) + (three >= COUNT).to(tl.int32)) * step
     ties = 0
     taken = 0
     if IS_ONE:
-        room = COUNT - _count(keys, may, low + 1)
+        room = COUNT - _above(keys, may, low)
         ties, taken = _take(keys, may, out + row * COUNT, 0, low, room, ties, taken, COUNT, BLOCK)
     else:
         above = 0
         for start in range(0, C, BLOCK):
             part, allowed = _ordered(scores, candidates, seen, row, start, C, NARROWED, BLOCK)
-            above += _count(part, allowed, low + 1)
+            above += _above(part, allowed, low)
         for start in range(0, C, BLOCK):
             part, allowed = _ordered(scores, candidates, seen, row, start, C, NARROWED, BLOCK)
             ties, taken = _take(part, allowed, out + row * COUNT, start, low, COUNT - above, ties, taken, COUNT, BLOCK)

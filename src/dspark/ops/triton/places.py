@@ -57,14 +57,15 @@ def _paged(
 
 @triton.jit(do_not_specialize=["ring_rows", "num_places", "num_pages"])
 def _groups(
-    positions, slots, owners, pages, kept, members, places, ring_rows, num_places, num_pages, RATIO: tl.constexpr,
-    REACH: tl.constexpr, PAGE_ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    positions, slots, owners, pages, first, kept, members, places, ring_rows, num_places, num_pages,
+    RATIO: tl.constexpr, REACH: tl.constexpr, PAGE_ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     begin(EARLY)
     position, slot = tl.load(positions + row), tl.load(slots + row)
     is_last = ((position + 1) % RATIO == 0) & (slot >= 0)
+    tl.store(first + row, position - position % RATIO)
     tl.store(kept + row, _ring_place(slot, position, ring_rows))
     back = lanes - (REACH - 1)
     inside = lanes < REACH
@@ -122,13 +123,13 @@ def group_places(
 ) -> GroupPlaces:
     """See `dspark.ops.places.group_places`."""
     num_rows = rows.positions.shape[0]
-    kept, places = rows.positions.new_empty(2, num_rows)
+    first, kept, places = (rows.positions.new_empty(num_rows) for _ in range(3))
     members = rows.positions.new_empty(num_rows, reach)
     if num_rows:
         early = early_launch()
         _groups[(num_rows,)](
-            packed(rows.positions), packed(rows.slots), packed(rows.owners), packed(rows.pages), kept, members, places,
-            ring_rows, num_places, rows.pages.shape[1], ratio, reach, page_rows, block_of(reach), early, num_warps=4,
-            launch_pdl=early,
+            packed(rows.positions), packed(rows.slots), packed(rows.owners), packed(rows.pages), first, kept, members,
+            places, ring_rows, num_places, rows.pages.shape[1], ratio, reach, page_rows, block_of(reach), early,
+            num_warps=4, launch_pdl=early,
         )  # fmt: skip
-    return GroupPlaces(kept, members, places)
+    return GroupPlaces(first, kept, members, places)
