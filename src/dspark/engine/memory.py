@@ -67,12 +67,12 @@ class MemoryPlan:
 
     def sentence(self) -> str:
         """For people."""
-        graphs = "graphs and workspaces" if self.is_measured else "graphs and workspaces (not measured)"
-        passes = f"{graphs} {gib(self.workspaces)}, " if self.workspaces or self.is_measured else ""
+        passes = gib(self.workspaces) if self.is_measured else "not measured, but in the margin"
         return (
             f"{self.num_full_requests} of {self.num_slots} requests of up to {self.max_len} tokens fit at once, "
             f"{self.num_tokens} tokens of pages in all; weights {gib(self.weights)}, state {gib(self.state)}, "
-            f"{passes}margin {gib(self.margin)}, {gib(self.left)} left of the {gib(self.total)} of {self.place}"
+            f"graphs and workspaces {passes}, margin {gib(self.margin)}, {gib(self.left)} left of the {gib(self.total)} "
+            f"of {self.place}"
         )
 
     def as_json(self) -> dict[str, Any]:
