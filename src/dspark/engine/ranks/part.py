@@ -39,15 +39,15 @@ class PartPlan:
     draft_width: int
     num_valid_tokens: int
 
-    def state(self, model: Model, kind: type[Stores]) -> Stores:
-        """Empty stores beside a rank's part of a model."""
+    def state(self, model: Model, kind: type[Stores], device: torch.device) -> Stores:
+        """Empty stores beside a rank's part of a model, on its device."""
         return kind(
             model.plan,
             self.num_slots,
             self.num_pages,
             self.max_query_len,
             self.dtype,
-            model.target.embed.weight.device,
+            device,
             index_dtype=self.index_dtype,
             max_rewind=self.max_rewind,
             max_ahead=self.max_ahead,
@@ -78,9 +78,10 @@ class RankPart:
 
 def make_part(model: Model, plan: PartPlan) -> RankPart:
     """Stores and, on a follower, runners; rank 0's engine makes its own."""
+    device = model.target.embed.weight.device
     if model.target.ranks.rank == 0:
-        return RankPart(model, plan.state(model, RankedState))
-    state, draft = plan.state(model, ModelState), None
+        return RankPart(model, plan.state(model, RankedState, device))
+    state, draft = plan.state(model, ModelState, device), None
     if plan.draft_width:
         draft = DraftRunner(model, state, plan.draft_width, plan.graphs, plan.num_valid_tokens)
     return RankPart(model, state, TargetRunner(model, state, plan.graphs), draft)
