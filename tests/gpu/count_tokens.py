@@ -6,19 +6,26 @@ yardstick. Requests come in portions, and a line is printed after each; the last
 
     PYTHONPATH=src python tests/gpu/count_tokens.py --requests 1000 --tokens 1000
 
+With `--tensor-parallel-size` a tiny model takes the place of the embedded one, which ranks cannot divide, and every way
+runs on as many accelerators.
+
 The host is the slower half of this model, so several processes with seeds of their own count faster than one.
 """
 
 import argparse
 import json
+import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 import triton
 
 from dspark import CompilationConfig, Config, CUDAGraphMode, SamplingParams, SpeculativeConfig
 from dspark.engine import LLM
+from dspark.validate.lifecycle.tiny import TINY_NAMES, write_tiny_checkpoint
 
 GRAPHS = CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL)
 DRAFTS = SpeculativeConfig(num_speculative_tokens=5)
@@ -36,11 +43,11 @@ WAYS = {
 }
 
 
-def requests_of(count: int, num_tokens: int, seed: int) -> tuple[list[list[int]], list[SamplingParams]]:
+def requests_of(count: int, num_tokens: int, seed: int, max_id: int) -> tuple[list[list[int]], list[SamplingParams]]:
     """Prompts of 1 to 40 random tokens; odd requests are sampled."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 41, (count,), generator=generator).tolist()
-    prompts = [torch.randint(8, 3000, (length,), generator=generator).tolist() for length in lengths]
+    prompts = [torch.randint(8, max_id, (length,), generator=generator).tolist() for length in lengths]
     params = [
         SamplingParams(
             max_tokens=num_tokens, ignore_eos=True, temperature=float(number % 2), seed=number + 10**6 * seed
@@ -63,16 +70,32 @@ def main() -> None:
     parser.add_argument("--portion", type=int, default=256, help="requests between two lines")
     parser.add_argument("--eager", type=int, default=100, help="requests of each slow way")
     parser.add_argument("--alone", type=int, default=3, help="requests that also run alone")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
     asked = parser.parse_args()
-    prompts, params = requests_of(asked.requests, asked.tokens, asked.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        count_all(asked, Path(folder))
+
+
+def ways_of(ranks: int, folder: Path) -> dict[str, Config]:
+    """The ways on so many ranks."""
+    if ranks == 1:
+        return WAYS
+    model = str(write_tiny_checkpoint(folder / "tiny", TINY_NAMES[0], ranks=ranks))
+    return {name: replace(config, model=model, tensor_parallel_size=ranks) for name, config in WAYS.items()}
+
+
+def count_all(asked: argparse.Namespace, folder: Path) -> None:
+    ways = ways_of(asked.tensor_parallel_size, folder)
+    max_id = 3000 if asked.tensor_parallel_size == 1 else 100
+    prompts, params = requests_of(asked.requests, asked.tokens, asked.seed, max_id)
     engines: dict[str, LLM] = {}
-    left = {name: asked.eager if "eager" in name else asked.requests for name in WAYS} | {
+    left = {name: asked.eager if "eager" in name else asked.requests for name in ways} | {
         "drafts, graphs, alone": asked.alone
     }
-    found = {name: {"tokens": 0, "differing": 0, "seconds": 0.0} for name in WAYS}
+    found = {name: {"tokens": 0, "differing": 0, "seconds": 0.0} for name in ways}
     for start in range(0, asked.requests, asked.portion):
         yardstick: list[list[int]] = []
-        for name, config in WAYS.items():
+        for name, config in ways.items():
             count = min(left[name], asked.portion)
             left[name] -= count
             if not count:
@@ -91,7 +114,8 @@ def main() -> None:
         summary = "; ".join(f"{name}: {one['tokens']} tokens, {one['differing']} differ" for name, one in found.items())
         print(summary, flush=True)
     versions = {"torch": torch.__version__, "triton": triton.__version__, "device": torch.cuda.get_device_name()}
-    print(json.dumps({"schema": "dspark.gpu.count_tokens/1", "ways": found, **versions}))
+    report = {"schema": "dspark.gpu.count_tokens/1", "ways": found, "tensor_parallel_size": asked.tensor_parallel_size}
+    print(json.dumps(report | versions))
 
 
 if __name__ == "__main__":

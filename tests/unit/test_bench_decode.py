@@ -23,6 +23,7 @@ from dspark.ops.library import with_library_products
 from dspark.ops.opset import TORCH_OPS
 from dspark.ops.packing import Kind, PackedWeight
 from dspark.ops.table import StoredTable, TablePlace, table_rows
+from support.divisible_models import divisible_config
 from support.fake_memory import FakeMemory
 from support.tiny_models import tiny_config
 
@@ -54,6 +55,17 @@ def test_rounds_beside_plain_decoding(family):
     assert plain.floor_ms is None, "a floor needs the bandwidth of an accelerator"
     read = json.loads(json.dumps(report.as_json()))
     assert read["figures"][1]["accepted_len"] == 4.0 and read["figures"][1]["gain"] > 0
+
+
+def test_two_ranks(tmp_path):
+    """Sums of two halves a layer, and one exchange where logits are computed."""
+    plan = parse_config(divisible_config("v4"))
+    plain, rounds = run_decode_bench(Geometry("v4", plan), replace(SETTINGS, ranks=2)).figures
+    assert plain.tokens == 2 and rounds.tokens == 8
+    assert (plain.collectives.sums, plain.collectives.gathers) == (2 * len(plan.layers), 1)
+    stages = len(plan.draft.stages)
+    assert (rounds.collectives.sums, rounds.collectives.gathers) == (2 * (len(plan.layers) + stages), 2)
+    assert rounds.collectives.num_bytes > 0 and rounds.collectives.ms is None
 
 
 def test_passes_of_fixed_shape_are_stamped(monkeypatch):
@@ -195,7 +207,7 @@ def test_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--tp", "2", "--layers", "12"], "runs 1 rank"),
+        (["--tp", "16", "--layers", "12"], "does not divide"),
         (["--requests", "0"], "whole numbers"),
         (["--layers", "2"], "can be cut to 3"),
         (["--steps", "0"], "--steps is 0"),

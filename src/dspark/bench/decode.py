@@ -19,6 +19,7 @@ import torch
 from dspark.bench.decode_memory import check_memory, request_pages
 from dspark.bench.decode_phases import EXTRA_STEPS, PhaseClock
 from dspark.bench.decode_profile import StepProfile, profile_steps
+from dspark.bench.decode_ranks import Collectives, ExchangeCounter, dummy_part, measure_collectives
 from dspark.bench.decode_report import FAST, PLAIN, ROUNDS, DecodeFigure, DecodeReport, DecodeSettings
 from dspark.bench.decode_routes import RouteCounter
 from dspark.bench.device_timing import copy_bandwidth
@@ -31,11 +32,13 @@ from dspark.config.environment import read_environment
 from dspark.config.errors import DSparkError
 from dspark.config.sampling import SamplingParams
 from dspark.engine.assembly import build_loop
-from dspark.engine.device import engine_facts, hardware_facts, place
+from dspark.engine.device import Placement, engine_facts, hardware_facts, place
 from dspark.engine.device_memory import memory_of
 from dspark.engine.loop import EngineLoop
 from dspark.engine.machine import describe_machine
 from dspark.engine.memory import MemoryPlan
+from dspark.engine.ranks.opening import open_team
+from dspark.engine.ranks.share import Share
 from dspark.engine.request import Emission
 from dspark.engine.sizing import EngineParts, size_engine
 from dspark.engine.speculation import Speculation, plan_speculation
@@ -51,6 +54,8 @@ _PROFILE_STEPS = 8
 _BATCHED_TOKENS = 2048
 # Of a device that nobody else uses.
 _MEMORY_SHARE = 0.95
+# A measurement would rather wait for a rank than end.
+_RANK_TIMEOUT_S = 60.0
 # Routes hang on the last tokens, not on how many there were before.
 _ROUTE_CONTEXT = 512
 
@@ -71,21 +76,14 @@ def run_decode_bench(
     need = check_memory(geometry, config, placement)
     bandwidth = copy_bandwidth(placement.device) if placement.device.type == "cuda" else None
     _release(placement.device)
-    with torch.no_grad():
-        model = dummy_model(
-            geometry.plan,
-            placement.ops,
-            placement.dtype,
-            placement.device,
-            engram_tables=TablePlace(settings.engram_tables),
-        )
+    model = _weights(geometry, config, placement)
     memory = _memory(geometry, model, config, placement.device)
     _release(placement.device)
     figures = []
     for context, exactness, mode in product(settings.contexts, settings.exactness, (PLAIN, ROUNDS)):
-        network = _network(model, mode, exactness)
-        if mode == ROUNDS and (network.draft is None or not settings.with_draft):
+        if mode == ROUNDS and (geometry.plan.draft is None or not settings.with_draft):
             continue
+        network = _network(model, mode, exactness)
         for count in settings.requests:
             bench = _Bench(geometry, network, settings, mode, exactness, context, count, placement.device, bandwidth)
             figures.append(bench.measure())
@@ -103,18 +101,41 @@ def run_decode_bench(
     )
 
 
-def _network(model: Model, mode: str, exactness: str) -> Model:
+def _weights(geometry: Geometry, config: Config, placement: Placement) -> Model | Share[Model]:
+    """Random weights, on all ranks where there are several."""
+    root = open_team(config, placement.device)
+    if root is not None:
+        return root.derive(dummy_part, geometry.plan, config)
+    tables = TablePlace(config.engram_tables)
+    with torch.no_grad():
+        return dummy_model(geometry.plan, placement.ops, placement.dtype, placement.device, engram_tables=tables)
+
+
+def _network(model: Model | Share[Model], mode: str, exactness: str) -> Model | Share[Model]:
+    """The weights of one figure."""
+    if isinstance(model, Share):
+        return model.derive(_variant, mode, exactness)
+    return _variant(model, mode, exactness)
+
+
+def _own(model: Model | Share[Model]) -> tuple[Model, Share[Model] | None]:
+    """The model of this process, and the share that it belongs to."""
+    return (model.own, model) if isinstance(model, Share) else (model, None)
+
+
+def _variant(model: Model, mode: str, exactness: str) -> Model:
     """The same weights under other ops, or for plain decoding: a model that captures nothing for a draft."""
     if exactness == FAST:
         model = with_ops(model, with_library_products(model.target.ops))
     return without_draft(model) if mode == PLAIN else model
 
 
-def _memory(geometry: Geometry, model: Model, config: Config, device: torch.device) -> MemoryPlan:
+def _memory(geometry: Geometry, model: Model | Share[Model], config: Config, device: torch.device) -> MemoryPlan:
     """Who holds the memory with the most requests; measured, where it can be."""
     text, assumed = RandomText(geometry.plan.vocab_size), replace(config, max_num_pages=None)
     assert config.max_model_len is not None
-    parts = EngineParts(model, text, assumed, _speculation(geometry, config), config.max_model_len, device)
+    own, share = _own(model)
+    parts = EngineParts(own, text, assumed, _speculation(geometry, config), config.max_model_len, device, share)
     return size_engine(parts, memory_of(device, config))
 
 
@@ -127,7 +148,7 @@ class _Bench:
     """One figure in the making."""
 
     geometry: Geometry
-    model: Model
+    network: Model | Share[Model]
     settings: DecodeSettings
     mode: str
     exactness: str
@@ -139,7 +160,7 @@ class _Bench:
     def measure(self) -> DecodeFigure:
         """Count routes, prefill, warm up, time, stamp, profile."""
         settings = self.settings
-        experts = self._count_experts()
+        experts, collectives = self._count()
         loop = self._started_loop(self.context, is_eager=settings.eager)
         for _ in range(_WARM_STEPS):
             loop.step()
@@ -171,6 +192,7 @@ class _Bench:
             floor,
             counted,
             found,
+            collectives,
         )
 
     def _started_loop(self, context: int, *, is_eager: bool, logprobs: int | None = None) -> EngineLoop:
@@ -180,7 +202,8 @@ class _Bench:
         text = RandomText(self.geometry.plan.vocab_size)
         speculation = _speculation(self.geometry, config)
         assert config.max_model_len is not None
-        loop = build_loop(self.model, text, config, speculation, config.max_model_len, self.device)
+        model, share = _own(self.network)
+        loop = build_loop(model, text, config, speculation, config.max_model_len, self.device, share=share)
         most = config.max_model_len - context
         generator = torch.Generator().manual_seed(1)
         for number in range(self.count):
@@ -197,17 +220,19 @@ class _Bench:
             loop.step()
         return loop
 
-    def _count_experts(self) -> tuple[float | None, float | None]:
-        """Distinct experts of a few eager steps, whose logits must be numbers."""
+    def _count(self) -> tuple[tuple[float | None, float | None], Collectives | None]:
+        """Distinct experts, and exchanges of ranks, of a few eager steps, whose logits must be numbers."""
         loop = self._started_loop(min(self.context, _ROUTE_CONTEXT), is_eager=True, logprobs=0)
-        counter = RouteCounter(self.model)
-        with counter.attached():
+        model, share = _own(self.network)
+        routes, exchanges = RouteCounter(model), ExchangeCounter(model.target.ranks)
+        with routes.attached(), exchanges.attached():
             for _ in range(_ROUTE_STEPS):
                 _require_numbers(loop.step())
         del loop
         _release(self.device)
         target_rows, draft_rows = self._rows()
-        return counter.mean("target", target_rows), counter.mean("draft", draft_rows)
+        experts = routes.mean("target", target_rows), routes.mean("draft", draft_rows)
+        return experts, measure_collectives(share, exchanges.seen, _ROUTE_STEPS) if share else None
 
     def _rows(self) -> tuple[int, int]:
         """Rows of a target pass and of a draft pass."""
@@ -222,7 +247,8 @@ class _Bench:
         target_rows, draft_rows = self._rows()
         keys = (("target", target_rows), ("draft", draft_rows))
         counted = {key: count for key, count in zip(keys, experts, strict=True) if count is not None}
-        rooflines = (Roofline(self.geometry.plan), Roofline(self.geometry.plan, distinct=counted))
+        plan, ranks = self.geometry.plan, self.settings.ranks
+        rooflines = (Roofline(plan, ranks), Roofline(plan, ranks, distinct=counted))
         first, second = (self._floor_ms(roofline, self.bandwidth) for roofline in rooflines)
         return first, second
 
@@ -272,6 +298,7 @@ def _config(
         )
     config = Config(
         tensor_parallel_size=settings.ranks,
+        rank_timeout_s=_RANK_TIMEOUT_S,
         max_num_seqs=count,
         max_num_batched_tokens=max(_BATCHED_TOKENS, count * (1 + width)),
         max_model_len=max_len,

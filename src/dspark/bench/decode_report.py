@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from dspark.bench.decode_phases import Phases
 from dspark.bench.decode_profile import StepProfile
+from dspark.bench.decode_ranks import Collectives
 from dspark.engine.memory import MemoryPlan
 
 SCHEMA = "dspark.bench.decode/2"
@@ -61,6 +62,7 @@ class DecodeFigure:
         floor_ms: least time of a step by the bytes of evenly routed rows, and counted_floor_ms by the experts that were
             counted; None without an accelerator.
         profile: kernels of a step, where they were asked for; a sentence where the profiler failed.
+        collectives: what ranks exchange in a step, where there are several; inside the phases of the passes.
     """
 
     mode: str
@@ -77,6 +79,7 @@ class DecodeFigure:
     floor_ms: float | None
     counted_floor_ms: float | None
     profile: StepProfile | str | None = None
+    collectives: Collectives | None = None
 
     @property
     def tokens_per_second(self) -> float:

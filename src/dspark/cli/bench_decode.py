@@ -10,6 +10,7 @@ from rich.table import Table
 from dspark.bench.decode import run_decode_bench
 from dspark.bench.decode_plot import plot_decode
 from dspark.bench.decode_profile import StepProfile
+from dspark.bench.decode_ranks import Collectives
 from dspark.bench.decode_report import EXACT, FAST, DecodeFigure, DecodeReport, DecodeSettings
 from dspark.bench.geometry import read_geometry
 from dspark.bench.numbers import whole_numbers
@@ -200,6 +201,14 @@ def _kernel_table(figure: DecodeFigure, found: StepProfile) -> Table:
     return table
 
 
+def _exchanged(figure: DecodeFigure, found: Collectives) -> str:
+    """What ranks exchange in a step."""
+    counts = f"{found.sums:g} sums and {found.gathers:g} exchanges of {found.num_bytes / 1e3:,.0f} kB a rank in a step"
+    if found.ms is None:
+        return counts
+    return f"{counts}: {found.ms:.3f} ms by themselves, {found.ms / figure.step_ms:.1%} of it"
+
+
 def _lines(report: DecodeReport) -> list[str]:
     machine, settings = report.machine, report.settings
     cuts = f" ({'; '.join(report.cuts)})" if report.cuts else ""
@@ -215,6 +224,7 @@ def _lines(report: DecodeReport) -> list[str]:
     if report.copy_bandwidth is not None:
         lines.append(f"floors are bytes over {report.copy_bandwidth / 1e12:.2f} TB/s, as a large copy moves them here")
     lines += [f"{_title(f)}: {f.profile}" for f in report.figures if isinstance(f.profile, str)]
+    lines += [f"{_title(f)}: {_exchanged(f, f.collectives)}" for f in report.figures if f.collectives is not None]
     costs = [(figure, report.cost_of_exactness(figure)) for figure in report.figures]
     lines += [f"{_title(f)}: exactness costs {cost:+.1%} of a step" for f, cost in costs if cost is not None]
     if FAST in settings.exactness:

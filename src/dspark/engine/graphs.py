@@ -104,7 +104,8 @@ class GraphCache(Generic[Result]):
                 tensor.copy_(kept)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
+            # Threads of a process group, and of other engines, go on meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 result = body()
             self._graphs[shape] = graph, result
         graph, result = self._graphs[shape]

@@ -5,6 +5,7 @@ process ends when rank 0 says so, when rank 0 is gone, and when rank 0 is silent
 is doing: collectives and kernels may wait for ever for a rank that has ended.
 """
 
+import gc
 import os
 import pickle
 import signal
@@ -33,8 +34,10 @@ class Follower:
 
     def run(self, call: Call) -> Any:
         """Run a call on the part that it names; what it makes stays here."""
-        for number in call.forgets:
-            del self._parts[number]
+        if call.forgets:
+            for number in call.forgets:
+                del self._parts[number]
+            gc.collect()
         result = call.function(self._parts[call.part], *call.args)
         if not call.makes:
             return result

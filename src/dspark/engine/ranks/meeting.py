@@ -91,7 +91,8 @@ def join(seat: Seat, store: dist.TCPStore | None = None) -> RankPlace:
     return RankPlace(seat, *open_group(ops_for(seat.device), seat.device))
 
 
-def leave() -> None:
-    """Forget the group."""
+def leave(device_type: str) -> None:
+    """Forget the group, whose other ranks are gone: accelerators would wait for them if it were not aborted."""
     if dist.is_initialized():
-        dist.destroy_process_group()
+        end = dist.distributed_c10d._abort_process_group if device_type == "cuda" else dist.destroy_process_group
+        end()

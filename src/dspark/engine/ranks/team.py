@@ -20,7 +20,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from dspark.config.errors import DSparkError
 from dspark.engine.ranks.beat import Progress
@@ -250,7 +249,7 @@ class Team:
 
     def _free_device(self) -> None:
         """Abort what the device waits for; where that does not help, only the end of this process does."""
-        threading.Thread(target=dist.distributed_c10d._abort_process_group, daemon=True).start()
+        threading.Thread(target=leave, args=(self.device_type,), daemon=True).start()
         until = time.monotonic() + _GRACE_S
         while self._progress.seen().name:
             if time.monotonic() > until:
@@ -265,7 +264,7 @@ class Team:
         if self.failure is None:
             self.failure = RankError("the engine's ranks have been shut down: make another engine")
         end_followers(self._processes, self._links)
-        leave()
+        leave(self.device_type)
 
 
 def _collect(place: RankPlace) -> None:

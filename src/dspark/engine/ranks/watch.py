@@ -120,12 +120,17 @@ class Watch:
         return f"{self._name(number)} has failed: {failure.sentence}"
 
     def _standstill(self, works: Sequence[Work]) -> str | None:
-        """Who keeps the others waiting, if somebody has waited too long: those who are furthest behind."""
+        """Who keeps the others waiting, if somebody has waited too long: those who are furthest behind.
+
+        One that is behind with work that may take longer, such as a capture, is in its right.
+        """
         late = next((work for work in works if work.is_late), None)
         if late is None:
             return None
         behind = min(work.number for work in works)
         ranks = [rank for rank, work in enumerate(works) if work.number == behind]
+        if all(works[rank].name and not works[rank].is_late for rank in ranks):
+            return None
         names = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         verb = "stands" if len(ranks) == 1 else "stand"
         blamed = works[ranks[0]] if works[ranks[0]].name else late
