@@ -71,8 +71,8 @@ class MemoryPlan:
         return (
             f"{self.num_full_requests} of {self.num_slots} requests of up to {self.max_len} tokens fit at once, "
             f"{self.num_tokens} tokens of pages in all; weights {gib(self.weights)}, state {gib(self.state)}, "
-            f"graphs and workspaces {passes}, margin {gib(self.margin)}, {gib(self.left)} left of the {gib(self.total)} "
-            f"of {self.place}"
+            f"graphs and workspaces {passes}, margin {gib(self.margin)}, {gib(self.left)} left of the "
+            f"{gib(self.total)} of {self.place}"
         )
 
     def as_json(self) -> dict[str, Any]:
