@@ -8,11 +8,11 @@ import torch
 from typer.testing import CliRunner
 
 import dspark.engine.sizing as sizing
-from dspark.bench.decode import run_decode_bench
+from dspark.bench.decode import run_decode_bench, with_fitting_tables
 from dspark.bench.decode_profile import summarise
 from dspark.bench.decode_report import PLAIN, ROUNDS, DecodeSettings
 from dspark.bench.dummy_weights import dummy_model, with_ops, without_draft
-from dspark.bench.geometry import Geometry
+from dspark.bench.geometry import Geometry, read_geometry
 from dspark.cli.app import app
 from dspark.config.errors import DSparkError
 from dspark.engine.graphs import GraphPlan
@@ -211,6 +211,7 @@ def test_the_command(tmp_path):
         (["--requests", "0"], "whole numbers"),
         (["--layers", "2"], "can be cut to 3"),
         (["--steps", "0"], "--steps is 0"),
+        (["--engram-rows", "none"], "--engram-rows is"),
         (["--spec-decode-acceptance-length", "7"], "7"),
         (["--context", "2000000"], "positions"),
         (["--context", "512,x"], "whole numbers"),
@@ -221,6 +222,21 @@ def test_the_command(tmp_path):
 def test_refusals(options, words):
     done = CliRunner().invoke(app, ["bench", "decode", "--geometry", "v4-flash", *options])
     assert isinstance(done.exception, DSparkError) and words in str(done.exception)
+
+
+def test_engram_tables_are_cut_to_what_memory_holds(monkeypatch):
+    """One table of 384 million rows of 256 float32 values, in what memory leaves beside weights and workspaces."""
+    memory = FakeMemory(400 * 2**30, margin=2**30)
+    monkeypatch.setattr("dspark.bench.decode_memory.memory_of", lambda *place: memory)
+    whole = read_geometry("v41-flash", 3)
+    settings = DecodeSettings(requests=(1,), engram_tables="device")
+    cut = with_fitting_tables(whole, settings)
+    table = cut.plan.layers[1].engram
+    others = planned_bytes(whole.plan, TORCH_OPS, TablePlace.PINNED)
+    held = table.num_rows * 256 * 4 + others
+    assert 390 * 2**30 < held < 391 * 2**30
+    assert cut.cuts[-1].startswith("Engram table of layer 1: ")
+    assert with_fitting_tables(read_geometry("v4-flash", 3), settings).cuts == ("3 of 43 layers",)
 
 
 def test_what_does_not_fit_is_refused_with_numbers(monkeypatch):

@@ -16,7 +16,7 @@ from math import ceil, isfinite
 
 import torch
 
-from dspark.bench.decode_memory import check_memory, request_pages
+from dspark.bench.decode_memory import check_memory, fit_engram, request_pages
 from dspark.bench.decode_phases import EXTRA_STEPS, PhaseClock
 from dspark.bench.decode_profile import StepProfile, profile_steps
 from dspark.bench.decode_ranks import Collectives, ExchangeCounter, dummy_part, measure_collectives
@@ -58,6 +58,16 @@ _MEMORY_SHARE = 0.95
 _RANK_TIMEOUT_S = 60.0
 # Routes hang on the last tokens, not on how many there were before.
 _ROUTE_CONTEXT = 512
+
+
+def with_fitting_tables(geometry: Geometry, settings: DecodeSettings) -> Geometry:
+    """A geometry with Engram tables as large as memory holds beside what the settings ask for.
+
+    Raises:
+        DSparkError: the settings do not go together, or there is no room for tables.
+    """
+    config = _config(geometry, settings, max(settings.requests), max(settings.contexts), with_draft=settings.with_draft)
+    return fit_engram(geometry, config, place(config))
 
 
 def run_decode_bench(

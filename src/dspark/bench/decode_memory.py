@@ -2,19 +2,23 @@
 
 from dataclasses import dataclass
 
-from dspark.bench.geometry import Geometry
+from dspark.bench.geometry import Geometry, cut_engram
 from dspark.config import Config
 from dspark.config.errors import DSparkError
 from dspark.engine.device import Placement
-from dspark.engine.device_memory import memory_of
+from dspark.engine.device_memory import HostMemory, memory_of
 from dspark.engine.memory import gib
 from dspark.engine.sizing import sizes_of
+from dspark.layers.plans import Storage
 from dspark.models.facts import model_facts
 from dspark.models.model_bytes import planned_bytes
 from dspark.models.sharding import shard_plan
-from dspark.ops.table import TablePlace
+from dspark.ops.table import TABLE_GROUP, TablePlace
 from dspark.parallel.shard import Shard
 from dspark.state.geometry import state_geometry
+
+# What the largest passes work in, before anybody can measure it.
+_WORKSPACES = 8 * 2**30
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,35 @@ def check_memory(geometry: Geometry, config: Config, placement: Placement) -> Me
             f"free beside a margin: lower --layers to about {fitting}, or lower --requests, --context or --engram-rows"
         )
     return need
+
+
+def fit_engram(geometry: Geometry, config: Config, placement: Placement) -> Geometry:
+    """A geometry whose Engram tables are as large as memory holds beside everything else.
+
+    Raises:
+        DSparkError: it holds hardly any.
+    """
+    tables = [layer.engram for layer in geometry.plan.layers if layer.engram is not None]
+    if not tables:
+        return geometry
+    place = TablePlace(config.engram_tables)
+    if place is TablePlace.DEVICE:
+        part = shard_plan(geometry.plan, Shard(0, config.tensor_parallel_size, config.enable_expert_parallel))
+        others = planned_bytes(part, placement.ops, TablePlace.PINNED) + _WORKSPACES
+        others += config.max_num_seqs * request_bytes(geometry, config)
+        left = memory_of(placement.device, config).room().spendable - others
+    else:
+        left = HostMemory().room().spendable // config.tensor_parallel_size  # each rank has its own
+    is_stored = placement.ops.reads_codes or place is not TablePlace.DEVICE
+    row = sum(_row_bytes(table.head_dim, geometry.plan.quant.engram if is_stored else None) for table in tables)
+    return cut_engram(geometry, max(left, 0) // row)
+
+
+def _row_bytes(width: int, storage: Storage | None) -> int:
+    """Bytes of a table's row: codes and scales, bf16, or float32 where nothing is held as it is stored."""
+    if storage is None:
+        return 4 * width
+    return width + -(-width // TABLE_GROUP) if storage is Storage.FP8_ROW else 2 * width
 
 
 def request_bytes(geometry: Geometry, config: Config) -> int:

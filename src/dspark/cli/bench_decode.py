@@ -7,7 +7,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from dspark.bench.decode import run_decode_bench
+from dspark.bench.decode import run_decode_bench, with_fitting_tables
 from dspark.bench.decode_plot import plot_decode
 from dspark.bench.decode_profile import StepProfile
 from dspark.bench.decode_ranks import Collectives
@@ -22,7 +22,7 @@ from dspark.cli.options import DraftChoice, EngramTablesChoice
 from dspark.cli.roofline import publish_json
 from dspark.config.errors import DSparkError
 
-_ENGRAM_ROWS = 2**20
+_ENGRAM_ROWS, _FIT = 2**20, "fit"
 _ACCEPTED_LEN = 3.51
 
 
@@ -61,8 +61,13 @@ def decode(
     draft: options.Draft = DraftChoice.DSPARK,
     temperature: options.Temperature = 0.0,
     engram_rows: Annotated[
-        int, typer.Option("--engram-rows", help="Rows of each Engram table at most; look-ups stay as many.")
-    ] = _ENGRAM_ROWS,
+        str,
+        typer.Option(
+            "--engram-rows",
+            metavar="N|fit",
+            help="Rows of each Engram table at most, or as many as memory holds; look-ups stay as many.",
+        ),
+    ] = str(_ENGRAM_ROWS),
     engram_tables: options.EngramTables = EngramTablesChoice.DEVICE,
     profile: Annotated[bool, typer.Option("--profile", help="Also list the kernels of a step.")] = False,
     eager: Annotated[bool, typer.Option("--eager", help="Capture no graphs.")] = False,
@@ -72,13 +77,11 @@ def decode(
     """Time of rounds with forced acceptance beside plain decoding; the last line is one JSON object."""
     counts = whole_numbers("--requests", requests)
     contexts = whole_numbers("--context", context)
-    for name, value in (("--steps", steps), ("--tp", tp), ("--engram-rows", engram_rows)):
+    for name, value in (("--steps", steps), ("--tp", tp)):
         if value < 1:
             raise DSparkError(f"{name} is {value}: give at least 1")
     check_outputs(json_file, plot)
-    chosen = read_geometry(geometry, layers, engram_rows)
-    for cut in chosen.cuts:
-        note(f"cut: {cut}")
+    chosen = read_geometry(geometry, layers, None if engram_rows == _FIT else _row_limit(engram_rows))
     settings = DecodeSettings(
         requests=counts,
         contexts=contexts,
@@ -92,6 +95,10 @@ def decode(
         exactness=_products(exactness),
         engram_tables=engram_tables.value,
     )
+    if engram_rows == _FIT:
+        chosen = with_fitting_tables(chosen, settings)
+    for cut in chosen.cuts:
+        note(f"cut: {cut}")
     report = run_decode_bench(chosen, settings, on_figure=_tell)
     if plot is not None:
         write_whole(plot, plot_decode(report))
@@ -107,6 +114,12 @@ def _forced_len(acceptance: AcceptanceChoice, accepted_len: float | None) -> flo
     if accepted_len is not None:
         raise DSparkError("--acceptance measured and --spec-decode-acceptance-length contradict each other: drop one")
     return None
+
+
+def _row_limit(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise DSparkError(f'--engram-rows is {text!r}: give a number of rows, or "{_FIT}"')
+    return int(text)
 
 
 def _products(text: str) -> tuple[str, ...]:
