@@ -21,7 +21,6 @@ _BLOCK_HEADS = 16
 _SEGMENT = {torch.bfloat16: 64, torch.float32: 32}
 _WIDE_HEAD, _WIDE_WARPS = 512, 8
 _FEW_REGISTERS = 128
-_AHEAD = 4  # segments that are read before they are joined
 # Rows whose segments are programs of their own; more fill the device with a program a row and block of heads.
 _FEW_ROWS = 32
 _MOST_SEGMENT_BYTES = 256 * 2**20
@@ -179,10 +178,29 @@ def _attend_segment(
         )  # fmt: skip
 
 
+@triton.jit
+def _left(tops, totals, values, segment, last, step, inside):
+    """What a segment of one row and head left; where it has no keys the top is -inf and the rest was never set."""
+    segment = segment + tl.arange(0, 1)
+    known = segment <= last
+    top = tl.load(tops + segment, mask=known, other=float("-inf"))
+    total = tl.load(totals + segment, mask=known, other=0.0)
+    return top, total, tl.load(values + segment[:, None] * step, mask=known[:, None] & inside, other=0.0)
+
+
+@triton.jit
+def _join_left(top, total, acc, own_top, own_total, part):
+    """Join a segment to those before it if it has keys."""
+    exists = own_top > float("-inf")
+    next_top, next_total, next_acc = _join(top, total, acc, own_top, own_total, part)
+    acc = tl.where(exists[:, None], next_acc, acc)
+    return tl.where(exists, next_top, top), tl.where(exists, next_total, total), acc
+
+
 @triton.jit(do_not_specialize=["segments"])
 def _join_segments(
     tops, totals, values, cos, sin, sink, out, segments, H: tl.constexpr, K: tl.constexpr, ROPE: tl.constexpr,
-    BLOCK_S: tl.constexpr, AHEAD: tl.constexpr, BLOCK_K: tl.constexpr, ROUND: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr, ROUND: tl.constexpr, EARLY: tl.constexpr,
     PLAIN: tl.constexpr,
 ):  # fmt: skip
     """One program a row and head joins the segments that `_attend_segment` left."""
@@ -200,16 +218,16 @@ def _join_segments(
     top = tl.load(sink + head)
     total = tl.full([1], 1.0, dtype=tl.float32)
     acc = tl.zeros([1, BLOCK_K], dtype=tl.float32)
-    for start in range(0, last + 1, AHEAD):
-        for ahead in tl.static_range(AHEAD):
-            segment = start + ahead + tl.arange(0, 1)
-            own_top = tl.load(tops + own + segment, mask=segment <= last, other=float("-inf"))
-            exists = own_top > float("-inf")
-            own_total = tl.load(totals + own + segment, mask=exists, other=0.0)
-            part = tl.load(values + segment[:, None] * step + places, mask=exists[:, None] & inside, other=0.0)
-            next_top, next_total, next_acc = _join(top, total, acc, own_top, own_total, part)
-            top, total = tl.where(exists, next_top, top), tl.where(exists, next_total, total)
-            acc = tl.where(exists[:, None], next_acc, acc)
+    for start in range(0, last + 1, 4):
+        # Four are on their way before the first is joined.
+        top0, total0, part0 = _left(tops + own, totals + own, values + places, start, last, step, inside)
+        top1, total1, part1 = _left(tops + own, totals + own, values + places, start + 1, last, step, inside)
+        top2, total2, part2 = _left(tops + own, totals + own, values + places, start + 2, last, step, inside)
+        top3, total3, part3 = _left(tops + own, totals + own, values + places, start + 3, last, step, inside)
+        top, total, acc = _join_left(top, total, acc, top0, total0, part0)
+        top, total, acc = _join_left(top, total, acc, top1, total1, part1)
+        top, total, acc = _join_left(top, total, acc, top2, total2, part2)
+        top, total, acc = _join_left(top, total, acc, top3, total3, part3)
     _store_found(out, places, inside, cos, sin, row, total, acc, K, ROPE, 1, BLOCK_K, ROUND, PLAIN)
 
 
@@ -250,7 +268,7 @@ def attend(
     )  # fmt: skip
     _join_segments[(num_rows, num_heads)](
         tops, totals, values, cos, sin, sink, out, sum(counts), num_heads, size, cos.shape[-1], block_of(sum(counts)),
-        _AHEAD, block_k, is_rounded, early, INTERPRETED, num_warps=4, launch_pdl=early,
+        block_k, is_rounded, early, INTERPRETED, num_warps=4, launch_pdl=early,
     )  # fmt: skip
     return rounded(out, q)
 
