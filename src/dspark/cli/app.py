@@ -21,6 +21,7 @@ from dspark.cli.serve import serve
 from dspark.cli.train import train_app
 from dspark.cli.validate import validate_app
 from dspark.config.errors import DSparkError
+from dspark.engine.ranks.failure import RankError
 from dspark.version import __version__
 
 app = typer.Typer(
@@ -63,6 +64,9 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 still shows every text
     try:
         app()
+    except RankError as error:
+        fail(str(error))
+        sys.exit(exit_codes.FAILED)
     except DSparkError as error:
         fail(str(error))
         sys.exit(exit_codes.REFUSED)

@@ -1,5 +1,6 @@
 """Sizes of an engine over a loaded model: what its state takes, what its passes take, and the pages that are left."""
 
+import gc
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -128,6 +129,8 @@ def measure_passes(parts: EngineParts, memory: DeviceMemory) -> int:
     try:
         engine = parts.engine(num_pages=1)
         taken = memory.need_of(partial(rehearse, engine, config.max_num_seqs, num_rows, max_len))
+        del engine
+        gc.collect()  # an engine of several ranks refers to itself, and the next one needs the room
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"a pass of {num_rows} rows at position {max_len} does not fit beside the weights: lower "
