@@ -67,8 +67,8 @@ def _pick(
         keys, may = _ordered(scores, candidates, seen, row, 0, C, NARROWED, BLOCK)
     # The largest threshold that at least COUNT rows reach, two bits at a time; the lowest one where there are fewer.
     low = tl.full([], _LOWEST, tl.int32)
-    for turn in range(16):
-        step = (1 << 30) >> (2 * turn)
+    step = tl.full([], 1 << 30, tl.int32)
+    for _ in range(16):
         if IS_ONE:
             reached = _reached(keys, may, low, step)
         else:
@@ -78,6 +78,7 @@ def _pick(
                 reached += _reached(part, allowed, low, step)
         one, two, three = reached & _FIELD, (reached >> 21) & _FIELD, reached >> 42
         low += ((one >= COUNT).to(tl.int32) + (two >= COUNT).to(tl.int32) + (three >= COUNT).to(tl.int32)) * step
+        step = step >> 2
     ties = 0
     taken = 0
     if IS_ONE:
