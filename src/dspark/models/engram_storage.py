@@ -12,6 +12,8 @@ from dspark.config.errors import CheckpointError, ConfigError
 from dspark.layers.engram import EngramTable
 from dspark.ops.table import StoredTable, TablePlace
 
+_PORTABLE, _MAPPED = 1, 2  # flags of cudaHostRegister: for every context, at an address that kernels read
+
 
 def fill_table(
     module: EngramTable, source: TensorSource, plan: TensorPlan, place: TablePlace, device: torch.device | str
@@ -47,7 +49,7 @@ def _as_stored(values: Tensor) -> Tensor:
 def _pin(values: Tensor) -> None:
     """Let kernels read a tensor of the host where it lies; the allocator for pinned memory would round its size up."""
     pointer, runtime = values.data_ptr(), torch.cuda.cudart()
-    fault = int(runtime.cudaHostRegister(pointer, values.nbytes, 0))
+    fault = int(runtime.cudaHostRegister(pointer, values.nbytes, _PORTABLE | _MAPPED))
     if fault:
         raise ConfigError(
             f"the host does not pin {values.nbytes / 2**30:.1f} GiB of an Engram table (error {fault}): use "
