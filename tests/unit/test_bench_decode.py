@@ -114,6 +114,7 @@ def test_kernels_that_overlap_are_busy_once():
         (add, 40, 41),
     ]
     found = summarise(spans, 2, 1.0)
+    assert found.window_ms == 41 / 2e3 and found.idle_share == 1 - 16 / 41
     assert found.busy_ms == (12 + 2 + 1 + 1) / 2e3 and found.kernels_ms == (17 + 3 + 1) / 2e3
     assert [(kernel.name, kernel.launches) for kernel in found.kernels] == [
         ("_attend", 1.0),

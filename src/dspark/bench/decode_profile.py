@@ -31,6 +31,7 @@ class StepProfile:
     Attributes:
         wall_ms: of a step under the profiler, which costs time itself.
         busy_ms: in which at least one kernel or copy runs.
+        window_ms: between the first begin and the last end of a kernel.
         kernels_ms: sum of all of them; more than busy_ms where they overlap.
         launches: how many of them.
         kernels: the longest ones.
@@ -38,9 +39,15 @@ class StepProfile:
 
     wall_ms: float
     busy_ms: float
+    window_ms: float
     kernels_ms: float
     launches: float
     kernels: tuple[KernelTime, ...]
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the window in which nothing runs; the profiler adds to it."""
+        return 1.0 - self.busy_ms / self.window_ms
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
@@ -82,6 +89,7 @@ def summarise(spans: Iterable[tuple[str, float, float]], num_steps: int, wall_ms
     return StepProfile(
         wall_ms,
         _covered_us(spans) / num_steps / 1e3,
+        (max(span[2] for span in spans) - min(span[1] for span in spans)) / num_steps / 1e3,
         sum(kernel.us for kernel in kernels) / 1e3,
         sum(kernel.launches for kernel in kernels),
         tuple(kernels[:_MOST_KERNELS]),

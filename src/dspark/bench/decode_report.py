@@ -108,6 +108,7 @@ class DecodeFigure:
         return {
             **asdict(self),
             "idle_share": self.idle_share,
+            "idle_share_profiled": self.profile.idle_share if isinstance(self.profile, StepProfile) else None,
             "accepted_len": self.tokens / self.num_requests,
             "tokens_per_second": self.tokens_per_second,
             "tokens_per_second_per_request": self.tokens_per_second / self.num_requests,

@@ -203,6 +203,7 @@ def _kernel_tables(report: DecodeReport) -> list[Table]:
 
 def _kernel_table(figure: DecodeFigure, found: StepProfile) -> Table:
     busy = f"{found.launches:.0f} launches, busy {found.busy_ms:.2f} ms, idle {figure.idle_share or 0.0:.1%} of a step"
+    busy += f" ({found.idle_share:.1%} under the profiler)"
     title = f"kernels of a step: {_title(figure)}: {busy}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     table.add_column("kernel")
