@@ -10,6 +10,7 @@ from rich.table import Table
 
 from dspark.bench.geometry import Geometry, read_geometry
 from dspark.bench.numbers import whole_numbers
+from dspark.bench.planned_exchanges import exchanges_json
 from dspark.bench.roofline import (
     BANDWIDTH,
     PEAK_FLOPS,
@@ -57,7 +58,9 @@ def roofline(
     rows = roofline_rows(model, counts, context, accepted_len)
     bandwidth = bandwidth_tb_s * 1e12
     bound = compute_bound_rows(model, context, bandwidth, peak_tflops * 1e12)
-    print_report(None, [_floors(rows, bandwidth), _bytes(rows[0])], [_place(chosen, tp, context, accepted_len, bound)])
+    exchanges = [exchanges_json(model, row) for row in rows] if tp > 1 else []
+    lines = [_place(chosen, tp, context, accepted_len, bound), *map(_exchanged, exchanges)]
+    print_report(None, [_floors(rows, bandwidth), _bytes(rows[0])], lines)
     report = {
         "schema": SCHEMA,
         "geometry": chosen.name,
@@ -68,6 +71,7 @@ def roofline(
         "bandwidth_tb_s": bandwidth_tb_s,
         "compute_bound_rows": bound,
         "rows": as_json(rows, bandwidth),
+        "exchanges": exchanges,
     }
     publish_json(report, json_file)
 
@@ -132,6 +136,15 @@ def _bytes(row: RooflineRow) -> Table:
     table.add_section()
     table.add_row("all", *(f"{cost.num_bytes / 1e6:,.1f}" for _, cost in passes))
     return table
+
+
+def _exchanged(found: dict[str, Any]) -> str:
+    """What ranks send each other beside the bytes that they read."""
+    parts = (
+        f"{name} sums {one['sums']} times and gathers {one['gathers']}, {one['num_bytes'] / 1e6:,.2f} MB"
+        for name, one in (("a plain pass", found["plain"]), ("a round", found["round"]))
+    )
+    return f"{found['requests']} request{'s' * (found['requests'] > 1)}, each device: {', '.join(parts)}"
 
 
 def _place(geometry: Geometry, tp: int, context: int, accepted_len: float, bound: int | None) -> str:
