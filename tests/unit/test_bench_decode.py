@@ -13,6 +13,7 @@ from dspark.bench.decode_profile import summarise
 from dspark.bench.decode_report import PLAIN, ROUNDS, DecodeSettings
 from dspark.bench.dummy_weights import dummy_model, with_ops, without_draft
 from dspark.bench.geometry import Geometry, read_geometry
+from dspark.bench.planned_exchanges import draft_exchanges, target_exchanges
 from dspark.cli.app import app
 from dspark.config.errors import DSparkError
 from dspark.engine.graphs import GraphPlan
@@ -66,6 +67,8 @@ def test_two_ranks(tmp_path):
     stages = len(plan.draft.stages)
     assert (rounds.collectives.sums, rounds.collectives.gathers) == (2 * (len(plan.layers) + stages), 2)
     assert rounds.collectives.num_bytes > 0 and rounds.collectives.ms is None
+    planned = target_exchanges(plan, 2, 12) + draft_exchanges(plan, 2, 10)
+    assert (planned.sums, planned.gathers) == (rounds.collectives.sums, rounds.collectives.gathers)
 
 
 def test_passes_of_fixed_shape_are_stamped(monkeypatch):
