@@ -3,8 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch.autograd import DeviceType
@@ -48,10 +47,6 @@ class StepProfile:
     def idle_share(self) -> float:
         """Share of the window in which nothing runs; the profiler adds to it."""
         return 1.0 - self.busy_ms / self.window_ms
-
-    def as_json(self) -> dict[str, Any]:
-        """For programs."""
-        return asdict(self)
 
 
 def profile_steps(step: Callable[[], object], num_steps: int) -> StepProfile:
