@@ -274,3 +274,15 @@ def test_scales_beyond_the_kernels_are_refused():
         pack_fp4(codes, huge)
     with pytest.raises(DSparkError, match="16x16"):
         pack_fp8(*quantise_fp8(torch.ones(64, 64), (16, 16)), (16, 16))
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8 128", "float32"])
+def test_wide_results(kernels, kind):
+    """A map asked for float32 gives its sums as they are, whatever holds the weight: logits must not be made ties."""
+    linear, _ = kernels
+    weight = coded("bf16" if kind == "float32" else kind, 160, 128)
+    held = weight.values if kind == "float32" else weight.weight
+    x = rows_of(3, 128)
+    found = linear.linear(x, held, torch.float32)
+    assert found.dtype == torch.float32 and not torch.equal(found, found.bfloat16().float())
+    assert error(found, torch_linear(x.float(), weight.values)) < 1e-5

@@ -201,7 +201,8 @@ def row_by_row(rows: Sequence[Tensor], token_ids: Sequence[int], count: int) -> 
     for row, token in zip(rows, token_ids, strict=True):
         best = logprobs(row, torch.tensor([token], device=row.device), count, num_valid_tokens=NUM_VALID)
         pairs = zip(best.top_ids[0].tolist(), best.top[0].tolist(), strict=True)
-        rank = 1 + sum(other > row[0, token] for other in row[0, :NUM_VALID].tolist())
+        own, others = float(row[0, token]), row[0, :NUM_VALID].tolist()
+        rank = 1 + sum(other > own or (other == own and i < token) for i, other in enumerate(others))
         found.append(TokenLogprob(best.token.item(), tuple(pairs), token, int(rank)))
     return tuple(found)
 

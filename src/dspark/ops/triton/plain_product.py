@@ -47,9 +47,9 @@ def _pairs(x: Tensor, weight: Tensor, experts: Tensor, divisor: int) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """See `dspark.ops.linear.linear`."""
+    """See `dspark.ops.linear.linear`; float32, not yet rounded to the dtype of `x`."""
     experts = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
-    return _pairs(x, weight.unsqueeze(0), experts, 1).to(x.dtype)
+    return _pairs(x, weight.unsqueeze(0), experts, 1)
 
 
 def routed_experts(
