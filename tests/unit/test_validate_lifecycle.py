@@ -151,7 +151,7 @@ def padding_writes_into_slot_zero(patch):
 
 def share_half_filled_pages(patch):
     """A fork writes into the page that its source still fills."""
-    patch.setattr(ModelState, "_copy_page", lambda self, page: self.pages.share(page))
+    patch.setattr(ModelState, "_copied", lambda self, page: self.pages.share(page))
 
 
 def forget_pages(patch):
