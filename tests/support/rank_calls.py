@@ -1,5 +1,6 @@
 """Functions that ranks of a team run in tests; a follower finds them by their names."""
 
+import hashlib
 import os
 import time
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from dspark.engine.ranks.meeting import RankPlace
+from dspark.engine.ranks.part import RankPart
 
 
 @dataclass
@@ -56,3 +58,27 @@ def process_id(place: RankPlace) -> int:
 
 def nothing(place: RankPlace, values: list[int]) -> None:
     """The cost of a call."""
+
+
+def disturb_logits(part: RankPart, rank: int) -> None:
+    """Let one rank see all logits in the reverse order of tokens."""
+    target = part.model.target
+    if target.ranks.rank == rank:
+        logits = target.logits
+        target.logits = lambda hidden: logits(hidden).flip(-1)
+
+
+def restore_logits(part: RankPart, rank: int) -> None:
+    """End what `disturb_logits` began."""
+    if part.model.target.ranks.rank == rank:
+        del part.model.target.logits
+
+
+def traces(part: RankPart) -> dict[str, str]:
+    """A digest of everything that a rank's requests have left: stores, columns of rounds and waiting drafts."""
+    assert part.rounds is not None
+    left = {**part.state.rings, **part.state.appends, "columns": part.rounds.buffers.table.words}
+    return {
+        str(name): hashlib.sha256(values.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+        for name, values in left.items()
+    }

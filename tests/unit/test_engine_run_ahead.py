@@ -3,6 +3,7 @@
 Decoding alone and plainly is the yardstick of tokens; the same loop without run-ahead is that of counts.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from dspark.config import DraftHealthConfig
 from dspark.config.sampling import SamplingParams
 from dspark.engine.assembly import assemble, build_loop
-from dspark.engine.graphs import GraphPlan
+from dspark.engine.graphs import GraphCache, GraphPlan
 from dspark.engine.speculation import Speculation
 from dspark.scheduler.plan import PlannedSpan, StepPlan
 from dspark.speculative.forced import ForcedAcceptance
@@ -50,6 +51,13 @@ def alone(model, prompt, one):
     """Tokens of a request by itself, out of one long stream of it."""
     stream = stream_of((model,), prompt, one, 60)
     return list(cut(stream, one, MAX_LEN).token_ids)
+
+
+class Listener:
+    """Has rounds launched in parts."""
+
+    def phase(self, name):
+        return nullcontext()
 
 
 def count_rounds(loop):
@@ -258,6 +266,19 @@ def test_a_window_shrinks_when_requests_end():
         loop.add(number, PROMPT[: 4 + number], params(6 + 8 * number))
     run_out(loop)
     assert sorted({shape.num_rows for shape in launches}) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("speculation", [None, PLAIN], ids=["drafts", "plain"])
+def test_what_is_captured_launches_something(monkeypatch, speculation):
+    """Measured in parts, a round without a draft has no part for it."""
+    launched, launch = [], GraphCache.launch
+    monkeypatch.setattr(GraphCache, "launch", lambda *args: (launched.append(args[1]), launch(*args))[1])
+    loop = loop_of("v4", speculation=speculation)
+    loop.engine.stopwatch.listener = Listener()
+    loop.add("a", PROMPT, params(12))
+    run_out(loop)
+    parts = {shape[0] for shape in launched if isinstance(shape[0], str)}
+    assert parts == ({"decide"} if speculation is PLAIN else {"decide", "absorb"})
 
 
 def test_the_general_step_refuses_a_request_whose_rounds_are_out():

@@ -113,7 +113,7 @@ def test_the_command(tmp_path):
     assert [row["requests"] for row in report["rows"]] == [1, 4, 16, 64]
     assert report["rows"][0]["target"]["ms"] == pytest.approx(2.15, rel=0.01)
     exchanges = report["exchanges"][0]["round"]
-    assert (exchanges["sums"], exchanges["gathers"]) == (2 * (40 + 3), 2 + 2), "halves; logits and two Engram layers"
+    assert (exchanges["sums"], exchanges["gathers"]) == (2 * (40 + 3), 2 + 2 + 2), "halves; logits, Engram, rank 0"
     assert "each device: a plain pass sums 80 times" in done.stdout
 
 

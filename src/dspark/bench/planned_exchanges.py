@@ -7,7 +7,7 @@ from dspark.bench.roofline import Roofline, RooflineRow
 from dspark.layers.plans import ModelPlan
 from dspark.models.inventory import expected_tensors
 
-_SUM_BYTES, _LOGIT_BYTES, _ENGRAM_BYTES = 2, 4, 2
+_SUM_BYTES, _LOGIT_BYTES, _ENGRAM_BYTES, _DECISION_BYTES = 2, 4, 2, 8
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class PlannedExchanges:
 
     Attributes:
         sums: one after each half of a layer.
-        gathers: one for the logits, and one for each Engram layer.
+        gathers: one for the logits, one for each Engram layer, and in rounds on the device one for what rank 0 decides.
         num_bytes: of one rank's tensors.
     """
 
@@ -43,16 +43,22 @@ def draft_exchanges(plan: ModelPlan, ranks: int, num_rows: int) -> PlannedExchan
 
 def exchanges_json(model: Roofline, row: RooflineRow) -> dict[str, Any]:
     """Of a plain pass and of a round, at one number of requests."""
-    plain = target_exchanges(model.plan, model.ranks, row.num_requests)
-    both = target_exchanges(model.plan, model.ranks, row.num_rows)
-    if model.plan.draft is not None:
-        both += draft_exchanges(model.plan, model.ranks, row.num_requests * model.plan.draft.block_size)
+    count, width = row.num_requests, model.plan.draft.block_size if model.plan.draft else 0
+    plain = target_exchanges(model.plan, model.ranks, count) + _decision(count, 2)
+    both = target_exchanges(model.plan, model.ranks, row.num_rows) + _decision(count, 2 + width)
+    if width:
+        both += draft_exchanges(model.plan, model.ranks, count * width) + _decision(count, 1 + width)
     return {"requests": row.num_requests, "plain": asdict(plain), "round": asdict(both)}
 
 
 def _halves(plan: ModelPlan, num_layers: int, num_rows: int) -> PlannedExchanges:
     sums = 2 * num_layers
     return PlannedExchanges(sums, 0, sums * num_rows * plan.hidden_size * _SUM_BYTES)
+
+
+def _decision(num_requests: int, num_integers: int) -> PlannedExchanges:
+    """Accepted drafts and emitted tokens of each request, or its drafts and their number."""
+    return PlannedExchanges(0, 1, num_requests * num_integers * _DECISION_BYTES)
 
 
 def _logits(plan: ModelPlan, ranks: int, num_rows: int) -> PlannedExchanges:

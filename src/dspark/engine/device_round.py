@@ -1,7 +1,8 @@
 """A round on the device: rows, pass, draw, verdict, commit, absorb, propose and lengths, without a word of the host.
 
 Two launches make a round: the target's graph, keyed by its number of rows, and the draft's, keyed by the number of
-blocks. Both read `RoundBuffers` and move them on, so the next round can be launched while this one runs.
+blocks. Both read `RoundBuffers` and move them on, so the next round can be launched while this one runs. Where several
+ranks share the model, all of them move on by rank 0's verdicts, drafts and lengths, whatever their own would be.
 """
 
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from dspark.ops.draw import DrawKind
 from dspark.ops.opset import ops_for
 from dspark.ops.places import RowPlaces
 from dspark.ops.rounds import RoundRows
+from dspark.parallel.decisions import decided
 from dspark.sampling.device_rows import DeviceSampling, draw_rows
 from dspark.speculative.device_lengths import Bounds, DeviceLengths
 from dspark.speculative.device_verdict import DeviceVerdict
@@ -79,6 +81,7 @@ class DeviceRounds:
         self.lengths = lengths
         self._num_valid_tokens = num_valid_tokens
         self._ops = ops_for(state.device)
+        self._ranks = model.target.ranks
         self._target = FixedTarget(model, state)
         self._draft = FixedDraft(model, state, width, num_valid_tokens) if width else None
         self._stopwatch = stopwatch
@@ -132,8 +135,9 @@ class DeviceRounds:
             output = self._passes.launch(key, lambda: self._pass(shape))
         with self._stopwatch.phase("sampling"):
             slots = self._ends.launch(("decide", *key), lambda: self._decide(shape, output), moved)
-        with self._stopwatch.phase("draft"):
-            self._ends.launch(("absorb", *key), lambda: self._absorb(output, slots))
+        if self._draft is not None:  # a graph must hold a launch
+            with self._stopwatch.phase("draft"):
+                self._ends.launch(("absorb", *key), lambda: self._absorb(output, slots))
 
     def _pass(self, shape: RoundShape) -> PassResult:
         """The target over the rows of the round."""
@@ -144,7 +148,9 @@ class DeviceRounds:
         return PassResult(rows, *self._target.run(PassRows(rows.token_ids, places, ngrams), shape.capacity))
 
     def _finish(self, shape: RoundShape, output: PassResult) -> None:
-        self._absorb(output, self._decide(shape, output))
+        slots = self._decide(shape, output)
+        if self._draft is not None:
+            self._absorb(output, slots)
 
     def _decide(self, shape: RoundShape, output: PassResult) -> Tensor:
         """Draw, judge and commit; returns the slots [T] of the rows that became final, -1 for the others."""
@@ -154,14 +160,13 @@ class DeviceRounds:
         judged = self._verdict.judge(
             drawn, table.drafts, rows.starts, table.verify_lens, table.positions, self._sampling.params
         )
-        outcome = self.buffers.outcome[: len(rows.counts)]
-        return self._ops.move_on(table, rows, judged.num_accepted, judged.token_ids, outcome)
+        num_accepted, token_ids = decided(self._ranks, judged.num_accepted, judged.token_ids)
+        return self._ops.move_on(table, rows, num_accepted, token_ids, self.buffers.outcome[: len(rows.counts)])
 
     def _absorb(self, output: PassResult, slots: Tensor | None) -> None:
         """Let the draft keep the rows that became final."""
-        if self._draft is not None:
-            assert output.target_hidden is not None and slots is not None
-            self._draft.keep(output.target_hidden, output.rows.positions, slots)
+        assert self._draft is not None and output.target_hidden is not None and slots is not None
+        self._draft.keep(output.target_hidden, output.rows.positions, slots)
 
     def _propose(self, shape: RoundShape) -> None:
         """Draft from the anchors, and choose how many drafts of each request the next round verifies."""
@@ -171,5 +176,6 @@ class DeviceRounds:
         drafts, confidence = self._draft.draw(
             table.anchors, table.positions, blocks.slots, self._sampling.params, shape.kind
         )
-        verify_lens = self.lengths.choose(confidence, blocks.limits, self.buffers.budget)
+        chosen = self.lengths.choose(confidence, blocks.limits, self.buffers.budget)
+        drafts, verify_lens = decided(self._ranks, drafts, chosen)
         self._ops.keep_blocks(table, drafts, confidence, verify_lens, self.buffers.proposal[: len(drafts)])

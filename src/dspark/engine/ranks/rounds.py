@@ -1,8 +1,8 @@
 """Rounds on the devices of several ranks: every rank launches the same ones over columns of its own.
 
 What rank 0's host writes between two launches reaches the followers with the next launch, so a round costs one call.
-From the columns on, all ranks compute the same bits, verdicts included: sums and logits have the same bits everywhere,
-and draws follow from them. Only rank 0 reads what came of a round.
+From the columns on, all ranks move on by rank 0's verdicts, drafts and lengths, which the launches themselves carry
+over (`dspark.parallel.decisions`). Only rank 0 reads what came of a round.
 """
 
 from collections.abc import Sequence
