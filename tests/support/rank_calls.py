@@ -9,6 +9,8 @@ import torch
 
 from dspark.engine.ranks.meeting import RankPlace
 from dspark.engine.ranks.part import RankPart
+from dspark.models.build import Model
+from dspark.validate.lifecycle.probe import ProbeResult
 
 
 @dataclass
@@ -82,3 +84,9 @@ def traces(part: RankPart) -> dict[str, str]:
         str(name): hashlib.sha256(values.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
         for name, values in left.items()
     }
+
+
+def found_on_one_rank(model: Model, *arguments: object) -> list[ProbeResult]:
+    """As if the last rank's rows alone had other bits."""
+    is_last = model.target.ranks.rank == model.target.ranks.size - 1
+    return [ProbeResult("a check", not is_last, 3, "1 rows differ" if is_last else "every row has its bits")]

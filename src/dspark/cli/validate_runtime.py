@@ -36,6 +36,7 @@ def runtime(
     tokens: Annotated[int, typer.Option("--tokens", help="Tokens of each of them.")] = _DEFAULTS.num_tokens,
     seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = _DEFAULTS.seed,
     tiny: Annotated[bool, typer.Option("--tiny/--no-tiny", help="Also check two tiny random models.")] = True,
+    tensor_parallel_size: options.TensorParallelSize = 1,
     output: Annotated[Path | None, typer.Option("--output", metavar="FILE.json", help="Write the report here.")] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -43,22 +44,27 @@ def runtime(
 
     Requests are played alone, then at other places, in other company, padded, beside stores full of values that are no
     numbers: every row must keep its bits. With --graph, whole requests are also compared in tokens with decoding op by
-    op.
+    op. Ranks cannot divide the embedded model, so with several of them and no --model only the tiny ones are checked.
     """
     for name, value in (("--parts", parts), ("--requests", requests), ("--tokens", tokens)):
         if value < 1:
             raise DSparkError(f"{name} is {value}: give at least 1")
     if model is not None and not model.is_dir():
         raise DSparkError(f"the model {model} is no folder: --model takes the folder of a checkpoint")
-    settings = RuntimeSettings(graph, parts, requests, tokens, seed)
+    settings = RuntimeSettings(graph, parts, requests, tokens, seed, tensor_parallel_size)
+    is_given = model is not None or tensor_parallel_size == 1
+    if not (tiny or is_given):
+        raise DSparkError("ranks cannot divide the embedded model: give another one by --model, or drop --no-tiny")
     logging.getLogger("dspark.engine").setLevel(logging.ERROR)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        names = TINY_NAMES if tiny else ()
         models: list[tuple[str, Path | None]] = [
-            (name, write_tiny_checkpoint(Path(folder) / name, name)) for name in names
+            (name, write_tiny_checkpoint(Path(folder) / name, name, ranks=tensor_parallel_size))
+            for name in (TINY_NAMES if tiny else ())
         ]
-        report = validate_runtime([*models, (model_name(model), model)], settings, on_probe=_tell)
+        if is_given:
+            models.append((model_name(model), model))
+        report = validate_runtime(models, settings, on_probe=_tell)
     report.seconds = time.perf_counter() - began
     if output is not None:
         write_whole(output, (json.dumps(report.as_json(), indent=2) + "\n").encode())

@@ -41,20 +41,17 @@ class EngineParts:
     device: torch.device
     share: Share[Model] | None = None
 
-    def state(self, num_pages: int) -> ModelState:
-        """A fresh state of so many pages."""
-        return self._part(num_pages, None).state(self.model, ModelState, self.device)
-
     def engine(self, num_pages: int, graphs: GraphPlan | None = None) -> Engine:
         """The engine over a fresh state; its graphs are those of the configuration, or others."""
-        plan = self._part(num_pages, graphs or self.graphs())
+        plan = self.part(num_pages, graphs or self.graphs())
         if self.share is None:
             state = plan.state(self.model, ModelState, self.device)
             return Engine(self.model, state, self.tokenizer, self.speculation, plan.graphs)
         share = self.share.derive(make_part, plan)
         return RankedEngine(share, self.model, share.own.state, self.tokenizer, self.speculation, plan.graphs)
 
-    def _part(self, num_pages: int, graphs: GraphPlan | None) -> PartPlan:
+    def part(self, num_pages: int, graphs: GraphPlan | None) -> PartPlan:
+        """What each rank holds of it, with a state of so many pages."""
         config, speculation = self.config, self.speculation
         reuses = config.enable_prefix_caching
         return PartPlan(

@@ -1,6 +1,6 @@
 """One run of the runtime validator over a model and two tiny ones."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,13 @@ from dspark.config.errors import ConfigError
 from dspark.engine.assembly import assemble
 from dspark.engine.graphs import GraphPlan
 from dspark.engine.machine import describe_machine
+from dspark.engine.ranks.part import PartPlan
 from dspark.engine.sizing import EngineParts
+from dspark.models.build import Model
+from dspark.state.model_state import ModelState
 from dspark.validate.lifecycle.probe import ProbeResult
 from dspark.validate.runtime.passes import check_passes
-from dspark.validate.runtime.scene import make_parts
+from dspark.validate.runtime.scene import Part, make_parts
 from dspark.validate.runtime.tokens import check_tokens
 
 SCHEMA = "dspark.validate.runtime/1"
@@ -33,6 +36,7 @@ class RuntimeSettings:
         with_graphs: passes of fixed shape, launched as graphs where the device captures them; else ragged passes.
         num_parts: requests whose rows are compared. num_requests, num_tokens: whose tokens are compared.
         seed: of everything random.
+        num_ranks: that share every model.
     """
 
     with_graphs: bool
@@ -40,6 +44,7 @@ class RuntimeSettings:
     num_requests: int = 12
     num_tokens: int = 24
     seed: int = 0
+    num_ranks: int = 1
 
 
 @dataclass
@@ -91,7 +96,7 @@ def validate_runtime(
 
 
 def _check(name: str, folder: Path | None, settings: RuntimeSettings, report: RuntimeReport) -> Iterator[ProbeResult]:
-    config = _eager_config(folder)
+    config = _eager_config(folder, settings.num_ranks)
     try:
         assembly = assemble(config=config)
     except ConfigError:
@@ -111,23 +116,43 @@ def _check(name: str, folder: Path | None, settings: RuntimeSettings, report: Ru
     rooms = replace(config, max_num_seqs=3 * settings.num_parts, max_num_batched_tokens=4096)
     fresh = EngineParts(engine.model, assembly.tokenizer, rooms, assembly.speculation, assembly.max_model_len, device)
     pages = 3 * settings.num_parts * -(-assembly.max_model_len // engine.state.page_tokens)
-    with torch.inference_mode():
-        yield from check_passes(
-            engine.model,
-            lambda: fresh.state(pages),
-            parts,
-            graphs if settings.with_graphs else None,
-            block_size,
-            name,
-        )
+    arguments = fresh.part(pages, None), parts, graphs if settings.with_graphs else None, block_size, name
+    if assembly.share is None:
+        yield from _check_part(engine.model, *arguments)
+    else:
+        yield from map(_of_all_ranks, zip(*assembly.share.ask(_found_on_part, *arguments), strict=True))
     if settings.with_graphs:
         yield from check_tokens(config, name, graphs, settings.num_requests, settings.num_tokens, settings.seed)
 
 
-def _eager_config(folder: Path | None) -> Config:
+def _check_part(
+    model: Model, stores: PartPlan, parts: Sequence[Part], graphs: GraphPlan | None, block_size: int, name: str
+) -> Iterator[ProbeResult]:
+    """The checks of passes, over what one rank holds of the model."""
+    device = model.target.embed.weight.device
+    with torch.inference_mode():
+        yield from check_passes(model, lambda: stores.state(model, ModelState, device), parts, graphs, block_size, name)
+
+
+def _found_on_part(model: Model, *arguments: Any) -> list[ProbeResult]:
+    """The same, as something that every rank runs at the same time: all play the same requests."""
+    return list(_check_part(model, *arguments))
+
+
+def _of_all_ranks(found: tuple[ProbeResult, ...]) -> ProbeResult:
+    """One check, made on every rank over its own rows."""
+    num_compared = sum(one.num_compared for one in found)
+    for rank, one in enumerate(found):
+        if not one.is_ok:
+            return replace(one, num_compared=num_compared, message=f"rank {rank}: {one.message}")
+    return replace(found[0], num_compared=num_compared)
+
+
+def _eager_config(folder: Path | None, num_ranks: int) -> Config:
     """Op by op, whatever the device could capture."""
     return Config(
         model=str(folder) if folder else None,
+        tensor_parallel_size=num_ranks,
         max_num_seqs=_MAX_NUM_SEQS,
         max_model_len=_MAX_LEN,
         compilation_config=CompilationConfig(cudagraph_mode=CUDAGraphMode.NONE),
@@ -136,8 +161,9 @@ def _eager_config(folder: Path | None) -> Config:
 
 
 def _launches(settings: RuntimeSettings, device: torch.device) -> str:
+    ranks = f" on {settings.num_ranks} ranks" if settings.num_ranks > 1 else ""
     if not settings.with_graphs:
-        return "ragged passes, op by op"
+        return f"ragged passes{ranks}, op by op"
     if device.type == "cuda":
-        return "passes of fixed shape, launched as graphs"
-    return "passes of fixed shape, op by op: this device captures no graphs"
+        return f"passes of fixed shape{ranks}, launched as graphs"
+    return f"passes of fixed shape{ranks}, op by op: this device captures no graphs"

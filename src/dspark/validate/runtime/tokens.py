@@ -26,6 +26,7 @@ def fixed_loop(assembly: Assembly, graphs: GraphPlan) -> EngineLoop:
         assembly.speculation,
         assembly.max_model_len,
         assembly.placement.device,
+        assembly.share,
     )
     memory = assembly.loop.memory
     assert memory is not None
