@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from dspark.cli.app import app
 from dspark.engine.graphs import StaticRows
-from dspark.state import row_views
+from dspark.ops import places
 from dspark.state.row_views import RowView
 from dspark.state.views import PassView
 from dspark.validate.lifecycle.tiny import TINY_NAMES, write_tiny_checkpoint
@@ -39,10 +39,14 @@ def test_the_engine_passes(models, name, settings):
     assert "op by op" in report.launches
 
 
-def test_padding_that_writes_is_found(models, monkeypatch):
+def write_padding_into_slot_zero(monkeypatch):
     """Rows of slot -1 go to slot 0."""
-    places = row_views.ring_places
-    monkeypatch.setattr(row_views, "ring_places", lambda slots, *rest: places(slots.clamp(min=0), *rest))
+    ring_places = places.ring_places
+    monkeypatch.setattr(places, "ring_places", lambda slots, *rest: ring_places(slots.clamp(min=0), *rest))
+
+
+def test_padding_that_writes_is_found(models, monkeypatch):
+    write_padding_into_slot_zero(monkeypatch)
     assert "writing its own places only" in failed(validate_runtime(models["own-rows"], SETTINGS))
 
 
@@ -86,8 +90,7 @@ def test_nonsense_is_refused(flags):
 
 
 def test_a_mismatch_ends_with_a_failure(models, monkeypatch):
-    places = row_views.ring_places
-    monkeypatch.setattr(row_views, "ring_places", lambda slots, *rest: places(slots.clamp(min=0), *rest))
+    write_padding_into_slot_zero(monkeypatch)
     folder = str(models["own-rows"][0][1])
     done = CliRunner().invoke(app, ["validate", "runtime", "--graph", "--parts", "2", "--no-tiny", "--model", folder])
     assert done.exit_code == 1 and "FAILED" in done.stdout
