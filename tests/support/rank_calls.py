@@ -90,3 +90,7 @@ def found_on_one_rank(model: Model, *arguments: object) -> list[ProbeResult]:
     """As if the last rank's rows alone had other bits."""
     is_last = model.target.ranks.rank == model.target.ranks.size - 1
     return [ProbeResult("a check", not is_last, 3, "1 rows differ" if is_last else "every row has its bits")]
+
+
+def tell_news(place: RankPlace) -> None:
+    place.say(f"half of rank {place.seat.rank}'s work is done")

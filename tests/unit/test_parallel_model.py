@@ -69,8 +69,21 @@ class Unconnected:
     sum = gather_columns = broadcast = None
 
 
-def load_rank(folder: Path, shard: Shard) -> Model:
-    return load_model(folder, ranks=Unconnected(shard.rank, shard.size), whole_experts=shard.whole_experts)
+def load_rank(folder: Path, shard: Shard, **options) -> Model:
+    return load_model(folder, ranks=Unconnected(shard.rank, shard.size), whole_experts=shard.whole_experts, **options)
+
+
+def test_what_is_read_is_counted(tmp_path):
+    """A rank reads its own part, and is told how much of that there is."""
+    folder = write_divisible_checkpoint(tmp_path / "model", "v41", quantised=True)
+    totals = []
+    for shard in (Shard(), Shard(1, 2)):
+        seen = []
+        load_rank(folder, shard, on_read=lambda *counts, seen=seen: seen.append(counts))
+        done, (total, *others) = [one for one, _ in seen], {total for _, total in seen}
+        assert done == sorted(done) and done[-1] == total and not others
+        totals.append(total)
+    assert 0.5 < totals[1] / totals[0] < 0.75
 
 
 @pytest.mark.parametrize("whole_experts", [False, True])

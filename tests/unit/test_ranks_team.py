@@ -40,6 +40,13 @@ def test_parts_that_nobody_holds_are_forgotten(team):
     wait_for(lambda: not team.is_used and not team._gone)
 
 
+def test_news_of_every_rank_reach_the_log(team, caplog):
+    with caplog.at_level("INFO", "dspark.engine"):
+        root_of(team).run(rank_calls.tell_news)
+        wanted = {f"rank {rank} of 3: half of rank {rank}'s work is done" for rank in range(3)}
+        wait_for(lambda: wanted <= set(caplog.messages))
+
+
 def test_a_call_costs_little(team):
     """Not how little, which depends on the machine: `docs/measurements` has it."""
     root = root_of(team)

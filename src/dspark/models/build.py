@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dspark.checkpoint.counted import CountedSource, OnRead
 from dspark.checkpoint.folder import SafetensorsFolder, TensorSource
 from dspark.checkpoint.load import match_tensors, stored_values
 from dspark.checkpoint.plan import SkippedTensor, TensorPlan
@@ -77,6 +78,7 @@ def load_model(
     ranks: RankGroup = ALONE,
     whole_experts: bool = False,
     engram_tables: TablePlace = TablePlace.DEVICE,
+    on_read: OnRead = lambda done, total: None,
 ) -> Model:
     """Read a whole checkpoint, or one rank's part of it.
 
@@ -90,6 +92,7 @@ def load_model(
         ranks: that share the model; this one reads and holds its part only.
         whole_experts: a rank holds whole routed experts, not a part of each.
         engram_tables: where they lie.
+        on_read: told how many bytes of one folder have been read, after every tensor.
     Raises:
         CheckpointError: anything missing, unexpected, of the wrong shape or type, truncated or corrupt.
         ConfigError: the model cannot be divided by so many ranks.
@@ -105,20 +108,24 @@ def load_model(
             plan = replace(plan, draft=None)
         model = Model(plan, ops, dtype, ranks)
         own = [held[item.name] for item in match.plans if item.name in held]
-        filled = _fill(model, PartSource(source, parts), own, device, engram_tables)
+        filled = _fill(model, _counted(PartSource(source, parts), own, on_read), own, device, engram_tables)
     if missed := unfilled(model, filled):
         raise CheckpointError(f"the inventory does not fill {', '.join(missed)}")
     if draft_folder is not None:
         with SafetensorsFolder(draft_folder) as source:
             match_tensors(source.entries, tensors, skip_rules(plan))
             draft_plans = [item for item in own if item.memory_class.startswith(DRAFT_PREFIX)]
-            _fill(model, PartSource(source, parts), draft_plans, device)
+            _fill(model, _counted(PartSource(source, parts), draft_plans, on_read), draft_plans, device)
     if plan.ngrams is not None:
         model.target.token_map = read_token_map(folder, plan)
     model.skipped = match.skipped
     if ops.reads_codes:
         join_maps(model)
     return model.to(device).eval()
+
+
+def _counted(source: TensorSource, plans: Sequence[TensorPlan], on_read: OnRead) -> CountedSource:
+    return CountedSource(source, sum(plan.num_bytes for plan in plans), on_read)
 
 
 def _fill(

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 PING, STOP = "ping", "stop"
-PONG, FAILED = "pong", "failed"
+PONG, SAID, FAILED = "pong", "said", "failed"
 
 
 @dataclass(frozen=True)

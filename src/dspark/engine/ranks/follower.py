@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from dspark.config.errors import DSparkError
-from dspark.engine.ranks.beat import FAILED, PING, PONG, Failure, Progress
+from dspark.engine.ranks.beat import FAILED, PING, PONG, SAID, Failure, Progress
 from dspark.engine.ranks.failure import TimeLimits
 from dspark.engine.ranks.link import Call, Link, decode
 from dspark.engine.ranks.meeting import RankPlace, Seat, join
@@ -57,7 +57,7 @@ def main() -> None:
         torch.set_num_threads(seat.num_threads)
         link.calls.send_bytes(HERE)
         with progress.working("meeting the other ranks", limits.setup_s):
-            follower = Follower(join(seat))
+            follower = Follower(join(seat, lambda news: link.beats.send((SAID, news))))
         while True:
             call = decode(link.calls.recv_bytes())
             with progress.working(call.function.__qualname__, call.limit_s):

@@ -1,7 +1,8 @@
 """How the processes of a team find each other, and the group over which they exchange tensors."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -42,11 +43,17 @@ class Seat:
 
 @dataclass(frozen=True)
 class RankPlace:
-    """A rank that has met the others. remark: why the group is slower than it could be, or nothing."""
+    """A rank that has met the others.
+
+    Attributes:
+        remark: why the group is slower than it could be, or nothing.
+        say: tells rank 0's log how far a long piece of work is.
+    """
 
     seat: Seat
     group: RankGroup
     remark: str = ""
+    say: Callable[[str], None] = field(kw_only=True)
 
     @property
     def device(self) -> torch.device:
@@ -69,10 +76,11 @@ def open_store(size: int, setup_s: float) -> dist.TCPStore:
     return dist.TCPStore(_HOST, 0, size, is_master=True, timeout=limit, wait_for_workers=False)
 
 
-def join(seat: Seat, store: dist.TCPStore | None = None) -> RankPlace:
+def join(seat: Seat, say: Callable[[str], None], store: dist.TCPStore | None = None) -> RankPlace:
     """Meet the other ranks; returns when all are there.
 
     Args:
+        say: see `RankPlace`.
         store: rank 0's own; the others find it at its port.
     """
     limit = timedelta(seconds=seat.setup_s)
@@ -88,7 +96,7 @@ def join(seat: Seat, store: dist.TCPStore | None = None) -> RankPlace:
     dist.init_process_group(
         backend, store=store, rank=seat.rank, world_size=seat.size, timeout=limit, device_id=device_id
     )
-    return RankPlace(seat, *open_group(ops_for(seat.device), seat.device))
+    return RankPlace(seat, *open_group(ops_for(seat.device), seat.device), say=say)
 
 
 def leave(device_type: str) -> None:

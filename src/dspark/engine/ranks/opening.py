@@ -11,6 +11,7 @@ import torch
 from dspark.config import Config
 from dspark.engine.device import place
 from dspark.engine.device_memory import DeviceMemory, Room, memory_of
+from dspark.engine.loading import LoadingNews
 from dspark.engine.ranks.failure import TimeLimits
 from dspark.engine.ranks.meeting import RankPlace
 from dspark.engine.ranks.share import Share
@@ -46,11 +47,13 @@ def open_on_ranks(root: Share[RankPlace], plan: CheckpointPlan) -> Share[Model]:
 
 
 def _load_part(own: RankPlace, plan: CheckpointPlan) -> Model:
-    return read_checkpoint(plan, own.device, own.group)
+    return read_checkpoint(plan, own.device, own.group, own.say)
 
 
-def read_checkpoint(plan: CheckpointPlan, device: torch.device, ranks: RankGroup) -> Model:
-    """A checkpoint, or the part of it that one of several ranks holds."""
+def read_checkpoint(
+    plan: CheckpointPlan, device: torch.device, ranks: RankGroup, say: Callable[[str], None] = _LOG.info
+) -> Model:
+    """A checkpoint, or the part of it that one of several ranks holds; `say` is told how far it is."""
     placement = place(plan.config)
     return load_model(
         plan.folder,
@@ -62,6 +65,7 @@ def read_checkpoint(plan: CheckpointPlan, device: torch.device, ranks: RankGroup
         ranks=ranks,
         whole_experts=plan.config.enable_expert_parallel,
         engram_tables=TablePlace(plan.config.engram_tables),
+        on_read=LoadingNews(say),
     )
 
 

@@ -80,9 +80,12 @@ class Team:
             for link in self._links:
                 assert self._receive(link) == HERE
             with self._progress.working("meeting the other ranks", limits.setup_s):
-                self.place: RankPlace = join(seats[0], store)
+                self.place: RankPlace = join(seats[0], self._say, store)
         if self.place.remark:
             _LOG.warning("%s", self.place.remark)
+
+    def _say(self, news: str) -> None:
+        _LOG.info("rank 0 of %d: %s", self.size, news)
 
     @property
     def process_ids(self) -> list[int]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 
-from dspark.engine.ranks.beat import FAILED, PING, Failure, Progress, Work
+from dspark.engine.ranks.beat import FAILED, PING, SAID, Failure, Progress, Work
 from dspark.engine.ranks.failure import TimeLimits
 from dspark.engine.ranks.link import Link
 
@@ -94,6 +94,8 @@ class Watch:
                     kind, told = link.beats.recv()
                     if kind == FAILED:
                         failures[number] = told
+                    elif kind == SAID:
+                        _LOG.info("%s: %s", self._name(number), told)
                     else:
                         self._heard[number], self._works[number] = now, told
                         self._patience_s[number] = self._limits.call_s
