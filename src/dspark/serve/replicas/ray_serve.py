@@ -15,6 +15,7 @@ from ray import serve
 from ray.exceptions import RayError, RayTaskError
 
 from dspark.config.errors import DSparkError
+from dspark.config.question import counted
 from dspark.engine.async_engine import AsyncEngine, EngineStatus
 from dspark.engine.request import Emission
 from dspark.serve.replicas.local import LocalReplica
@@ -109,13 +110,14 @@ def start_replicas(count: int, options: dict[str, Any], *, gpus_each: int = 0, m
     Args:
         count: of replicas.
         options: arguments of `AsyncEngine`, the same for all.
-        gpus_each: that one replica takes.
+        gpus_each: that one replica takes, one for each of its ranks; Ray shows a replica its own devices alone.
         max_requests: that one replica is given at once.
     Raises:
         DSparkError: they did not come up; the message says why.
     """
     if not ray.is_initialized():
         ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
+    require_room(count, gpus_each)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
     replicas = []
@@ -135,6 +137,20 @@ def start_replicas(count: int, options: dict[str, Any], *, gpus_each: int = 0, m
             raise DSparkError(f"replica {number} has not come up: {error}") from error
         replicas.append(RayReplica(handle, name))
     return replicas
+
+
+def require_room(count: int, gpus_each: int) -> None:
+    """Refuse what Ray would wait for: ranks of a replica need devices of one machine. Raises DSparkError."""
+    if not gpus_each:
+        return
+    found = [int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]]
+    room = sum(number // gpus_each for number in found)
+    if room < count:
+        raise DSparkError(
+            f"{count} replicas of {counted(gpus_each, 'device')} each are asked for and the machines of this cluster "
+            f"({', '.join(map(str, found))} devices) have room for {room}: give fewer --replicas, a smaller "
+            "--tensor-parallel-size, or the address of a larger cluster in RAY_ADDRESS"
+        )
 
 
 def stop_ray() -> None:
