@@ -217,6 +217,9 @@ def test_the_command(tmp_path):
         (["--steps", "0"], "--steps is 0"),
         (["--engram-rows", "none"], "--engram-rows is"),
         (["--spec-decode-acceptance-length", "7"], "7"),
+        (["--spec-decode-acceptance-length", "1e9"], "is above 6"),
+        (["--draft", "off", "--spec-decode-acceptance-length", "3"], "--draft off"),
+        (["--draft", "off", "--acceptance", "measured"], "--draft off"),
         (["--context", "2000000"], "positions"),
         (["--context", "512,x"], "whole numbers"),
         (["--exactness", "exact,quick"], "--exactness is"),
@@ -226,6 +229,15 @@ def test_the_command(tmp_path):
 def test_refusals(options, words):
     done = CliRunner().invoke(app, ["bench", "decode", "--geometry", "v4-flash", *options])
     assert isinstance(done.exception, DSparkError) and words in str(done.exception)
+
+
+def test_flags_of_tables_that_are_not_there_are_told(tmp_path):
+    (tmp_path / "tiny.json").write_text(json.dumps(config_of("v4")))
+    options = ["--geometry", str(tmp_path / "tiny.json"), "--requests", "1", "--context", "8", "--steps", "1"]
+    flags = ["--draft", "off", "--engram-rows", "fit", "--engram-tables", "mapped"]
+    done = CliRunner().invoke(app, ["bench", "decode", *options, *flags])
+    assert done.exit_code == 0, done.output
+    assert "--engram-rows has no effect" in done.output and "--engram-tables has no effect" in done.output
 
 
 def test_engram_tables_are_cut_to_what_memory_holds(monkeypatch):

@@ -9,6 +9,9 @@ import pytest
 from dspark.cli import app as app_module
 from dspark.cli import bench as bench_module
 from dspark.cli import session
+from dspark.cli.bench_inputs import check_outputs
+from dspark.cli.files import write_whole
+from dspark.config.errors import DSparkError
 from support.fake_engine import BOS, FakeLLM
 
 PLAIN = {"accepted": 0, "speculation_status": "not running because drafts are off"}
@@ -128,6 +131,17 @@ def test_interrupt_before_the_first_token(run, engines):
     assert "0 tokens" in err
 
 
+def reports_to(path):
+    """Long commands that write a report there; it is refused before the work, not after."""
+    return [
+        ["validate", "runtime", "--output", path],
+        ["validate", "lifecycle", "--output", path],
+        ["bench", "decode", "--geometry", "v4-flash", "--json", path],
+        ["bench", "soak", "--json", path],
+        ["bench", "serve", "--json", path],
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -150,6 +164,8 @@ def test_interrupt_before_the_first_token(run, engines):
         (["bench", "generate", "--repeats", "0"], "and 0"),
         (["bench", "generate", "--plot", "picture.jpg"], "picture.jpg"),
         (["bench", "generate", "--plot", "no/such/folder/a.png"], "no/such/folder"),
+        *((words, "the folder no/such does not exist") for words in reports_to("no/such/report.json")),
+        *((words, "cannot write to /: it is a folder") for words in reports_to("/")),
     ],
 )
 def test_a_mistake_costs_one_sentence_and_exit_code_2(run, words, reason):
@@ -157,6 +173,18 @@ def test_a_mistake_costs_one_sentence_and_exit_code_2(run, words, reason):
     assert (code, out) == (2, "")
     assert reason in err
     assert "Traceback" not in err
+
+
+def test_files_of_reports_do_not_overwrite_each_other(tmp_path):
+    pytest.importorskip("matplotlib")
+    with pytest.raises(DSparkError, match="both name"):
+        check_outputs(tmp_path / "a.png", tmp_path / "a.png")
+
+
+def test_a_path_that_became_a_folder_is_one_sentence(tmp_path):
+    with pytest.raises(DSparkError, match=f"{tmp_path} cannot be written: Is a directory"):
+        write_whole(tmp_path, b"x")
+    assert not list(tmp_path.parent.glob(f".{tmp_path.name}.*"))
 
 
 def test_a_model_that_is_a_file_is_refused(run, tmp_path):

@@ -236,6 +236,21 @@ def test_all_refusals_are_listed_at_once():
     assert len(str(caught.value).splitlines()) == 3
 
 
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"rank_timeout_s": 3.0}, "rank_timeout_s 3"),
+        ({"rank_setup_timeout_s": 60}, "rank_setup_timeout_s 60"),
+        ({"enable_expert_parallel": True}, "enable_expert_parallel"),
+        ({"prefix_cache_interval": 64, "enable_prefix_caching": False}, "prefix_cache_interval 64"),
+    ],
+)
+def test_a_setting_without_effect_is_told(settings, named):
+    assert any(f"{named} has no effect" in note for note in admit(Config(**settings), FACTS).notes)
+    effective = {"tensor_parallel_size": 2} | settings | {"enable_prefix_caching": True}
+    assert not any("no effect" in note for note in admit(Config(**effective), FACTS).notes)
+
+
 def test_plain_decoding_says_why():
     assert any("speculation is not running because" in note for note in admit(Config(), FACTS).notes)
 
@@ -252,6 +267,9 @@ def test_plain_decoding_says_why():
         lambda: Config(index_cache_dtype="fp16"),
         lambda: Config(device="tpu"),
         lambda: Config(gpu_memory_utilization=0.0),
+        lambda: Config(rank_timeout_s=1e-9),
+        lambda: Config(rank_timeout_s=1e300),
+        lambda: Config(rank_setup_timeout_s=0.0),
         lambda: Config(speculative_config="dspark"),
         lambda: SpeculativeConfig(method="eagle"),
         lambda: SpeculativeConfig(num_speculative_tokens=0),
@@ -262,6 +280,9 @@ def test_plain_decoding_says_why():
         lambda: CompilationConfig(level=9),
         lambda: CompilationConfig(cudagraph_mode="half"),
         lambda: CompilationConfig(cudagraph_capture_sizes=(4, 2)),
+        lambda: CompilationConfig(cudagraph_capture_sizes=4),
+        lambda: CompilationConfig(cudagraph_capture_sizes=None),
+        lambda: CompilationConfig(cudagraph_capture_sizes="124"),
     ],
 )
 def test_a_field_is_checked_when_it_is_made(make):

@@ -29,6 +29,11 @@ def test_pieces_reach_the_rows_of_a_pass(mode, most, last):
     assert plan.pieces_for(last + 1) is None
 
 
+def test_pieces_end_where_all_requests_are_whole():
+    plan = plan_of("piecewise", max_num_batched_tokens=10**15, max_num_seqs=2)
+    assert plan.piece_counts[-1] == 8192, "two requests of 4096 tokens"
+
+
 def test_pieces_alone_capture_no_pass_whole():
     plan = plan_of("piecewise")
     assert plan.row_counts == () and plan.rows_for(1) is None and not plan.runs_ahead

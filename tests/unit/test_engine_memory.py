@@ -9,7 +9,7 @@ from dspark import SpeculativeConfig
 from dspark.config import Config, ConfigError
 from dspark.engine import LLM
 from dspark.engine.assembly import assemble
-from dspark.engine.device_memory import HostMemory
+from dspark.engine.device_memory import HostMemory, Room
 from dspark.engine.device_round import DeviceRounds
 from dspark.engine.graphs import GraphPlan
 from dspark.engine.memory import pages_for, plan_memory, require_weights_fit
@@ -71,6 +71,7 @@ def test_the_sentence_names_every_part():
         ({"free_mib": 22, "max_len": 1024}, "set max_model_len to 192 or less"),
         ({"free_mib": 15, "workspaces_mib": 0}, "free memory"),
         ({"free_mib": 22, "max_num_pages": 9}, "max_num_pages 9 take .* 3 fit"),
+        ({"free_mib": 15, "max_num_pages": 9}, "left for pages .* free memory"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_would(arguments, words):
@@ -167,6 +168,25 @@ def test_the_rehearsal_of_short_requests(max_len):
 def test_this_machine_has_memory():
     room = HostMemory().room()
     assert 0 < room.margin < room.free <= room.total
+
+
+@pytest.mark.parametrize(("used", "free"), [(30 * MIB, 58 * MIB), (63 * MIB, 25 * MIB)])
+def test_files_that_a_container_has_read_give_way(tmp_path, monkeypatch, used, free):
+    """A first start leaves the checkpoint in the page cache; the second must not be refused for that."""
+    (tmp_path / "memory.max").write_text(f"{64 * MIB}\n")
+    (tmp_path / "memory.current").write_text(f"{used}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\nactive_file {4 * MIB}\ninactive_file {20 * MIB}\nbroken\n")
+    monkeypatch.setattr("dspark.engine.device_memory._CGROUP", tmp_path)
+    room = HostMemory().room()
+    assert (room.total, room.free) == (64 * MIB, free)
+
+
+def test_a_margin_that_a_setting_decides_is_named():
+    room = Room("a GPU", 100 * MIB, 90 * MIB, 89 * MIB, "gpu_memory_utilization")
+    with pytest.raises(ConfigError, match="raise gpu_memory_utilization, use a larger device"):
+        require_weights_fit(room, 2 * MIB)
+    with pytest.raises(ConfigError, match="raise gpu_memory_utilization, lower max_num_seqs"):
+        plan_memory(Config(), SIZES, room, weights=7, max_len=64, workspaces=0, is_measured=False)
 
 
 def test_the_doctor_says_what_fits(folder, monkeypatch):

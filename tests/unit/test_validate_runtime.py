@@ -74,8 +74,9 @@ def test_a_row_that_sees_more_than_its_own_is_found(models, monkeypatch, view, s
 
 def test_the_command(models, tmp_path):
     folder = str(models["own-rows"][0][1])
-    sizes = ["--parts", "2", "--requests", "2", "--tokens", "4", "--no-tiny", "--model", folder]
-    done = CliRunner().invoke(app, ["validate", "runtime", "--graph", *sizes, "--output", str(tmp_path / "r.json")])
+    sizes = ["--parts", "2", "--no-tiny", "--model", folder]
+    whole = ["--graph", "--requests", "2", "--tokens", "4"]
+    done = CliRunner().invoke(app, ["validate", "runtime", *whole, *sizes, "--output", str(tmp_path / "r.json")])
     assert done.exit_code == 0, done.output
     assert "no mismatch" in done.stdout and "tokens, drafts, second time" in done.stdout
     assert json.loads((tmp_path / "r.json").read_text())["is_ok"]
@@ -83,7 +84,10 @@ def test_the_command(models, tmp_path):
     assert json.loads(done.stdout)["settings"]["with_graphs"] is False
 
 
-@pytest.mark.parametrize("flags", [["--parts", "0"], ["--tokens", "-1"], ["--model", "/no/such/folder"]])
+@pytest.mark.parametrize(
+    "flags",
+    [["--parts", "0"], ["--tokens", "-1"], ["--model", "/no/such/folder"], ["--requests", "3"], ["--tokens", "3"]],
+)
 def test_nonsense_is_refused(flags):
     done = CliRunner().invoke(app, ["validate", "runtime", *flags])
     assert done.exit_code != 0 and done.exception is not None

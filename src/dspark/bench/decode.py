@@ -295,7 +295,9 @@ def _config(
     tokens_per_step = 1
     if draft is not None:
         speculative = SpeculativeConfig(spec_decode_acceptance_length=settings.accepted_len)
-        tokens_per_step = 1 + draft.block_size if settings.accepted_len is None else ceil(settings.accepted_len)
+        tokens_per_step = 1 + draft.block_size
+        if settings.accepted_len is not None:
+            tokens_per_step = min(ceil(settings.accepted_len), tokens_per_step)
     width = draft.block_size if draft else 0
     # Room for every step, for those in which other prompts are still computed, and for whole blocks in the last ones.
     timed = settings.steps + EXTRA_STEPS + settings.stamped_steps + (1 + _PROFILE_STEPS if settings.profile else 0)

@@ -12,7 +12,7 @@ from dspark.bench.decode_plot import plot_decode
 from dspark.bench.decode_profile import StepProfile
 from dspark.bench.decode_ranks import Collectives
 from dspark.bench.decode_report import EXACT, FAST, DecodeFigure, DecodeReport, DecodeSettings
-from dspark.bench.geometry import read_geometry
+from dspark.bench.geometry import Geometry, read_geometry
 from dspark.bench.numbers import whole_numbers
 from dspark.cli import options
 from dspark.cli.bench_inputs import check_outputs
@@ -45,8 +45,9 @@ def decode(
         str, typer.Option("--context", help="Tokens of each prompt, with commas between several lengths.")
     ] = "512",
     acceptance: Annotated[
-        AcceptanceChoice, typer.Option("--acceptance", help="Accept by a forced length, or what the target accepts.")
-    ] = AcceptanceChoice.FORCED,
+        AcceptanceChoice | None,
+        typer.Option("--acceptance", help="Accept by a forced length, as without it, or what the target accepts."),
+    ] = None,
     accepted_len: Annotated[
         float | None,
         typer.Option(
@@ -61,13 +62,14 @@ def decode(
     draft: options.Draft = DraftChoice.DSPARK,
     temperature: options.Temperature = 0.0,
     engram_rows: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--engram-rows",
             metavar="N|fit",
-            help="Rows of each Engram table at most, or as many as memory holds; look-ups stay as many.",
+            help="Rows of each Engram table at most, or as many as memory holds; look-ups stay as many. "
+            f"{_ENGRAM_ROWS} without it.",
         ),
-    ] = str(_ENGRAM_ROWS),
+    ] = None,
     engram_tables: options.EngramTables = EngramTablesChoice.DEVICE,
     profile: Annotated[bool, typer.Option("--profile", help="Also list the kernels of a step.")] = False,
     eager: Annotated[bool, typer.Option("--eager", help="Capture no graphs.")] = False,
@@ -81,12 +83,12 @@ def decode(
         if value < 1:
             raise DSparkError(f"{name} is {value}: give at least 1")
     check_outputs(json_file, plot)
-    chosen = read_geometry(geometry, layers, None if engram_rows == _FIT else _row_limit(engram_rows))
+    chosen = read_geometry(geometry, layers, _row_limit(engram_rows))
     settings = DecodeSettings(
         requests=counts,
         contexts=contexts,
         steps=steps,
-        accepted_len=_forced_len(acceptance, accepted_len),
+        accepted_len=_forced_len(draft, acceptance, accepted_len),
         with_draft=draft is DraftChoice.DSPARK,
         temperature=temperature,
         profile=profile,
@@ -97,6 +99,7 @@ def decode(
     )
     if engram_rows == _FIT:
         chosen = with_fitting_tables(chosen, settings)
+    _note_tables(chosen, engram_rows, engram_tables)
     for cut in chosen.cuts:
         note(f"cut: {cut}")
     report = run_decode_bench(chosen, settings, on_figure=_tell)
@@ -107,16 +110,34 @@ def decode(
     publish_json(report.as_json(), json_file)
 
 
-def _forced_len(acceptance: AcceptanceChoice, accepted_len: float | None) -> float | None:
+def _forced_len(draft: DraftChoice, acceptance: AcceptanceChoice | None, accepted_len: float | None) -> float | None:
     """The forced length; None measures."""
-    if acceptance is AcceptanceChoice.FORCED:
+    for flag, value in (("--acceptance", acceptance), ("--spec-decode-acceptance-length", accepted_len)):
+        if draft is DraftChoice.OFF and value is not None:
+            raise DSparkError(f"{flag} has no meaning with --draft off: leave one of them out")
+    if acceptance is not AcceptanceChoice.MEASURED:
         return _ACCEPTED_LEN if accepted_len is None else accepted_len
     if accepted_len is not None:
         raise DSparkError("--acceptance measured and --spec-decode-acceptance-length contradict each other: drop one")
     return None
 
 
-def _row_limit(text: str) -> int:
+def _note_tables(geometry: Geometry, engram_rows: str | None, engram_tables: EngramTablesChoice) -> None:
+    """Say which flags mean nothing for a model without Engram tables."""
+    if geometry.plan.ngrams is not None:
+        return
+    if engram_rows is not None:
+        note(f"note: --engram-rows has no effect: {geometry.name} has no Engram tables here")
+    if engram_tables is not EngramTablesChoice.DEVICE:
+        note(f"note: --engram-tables has no effect: {geometry.name} has no Engram tables here")
+
+
+def _row_limit(text: str | None) -> int | None:
+    """Rows of a table at most; None where memory decides."""
+    if text is None:
+        return _ENGRAM_ROWS
+    if text == _FIT:
+        return None
     if not text.isdecimal() or int(text) < 1:
         raise DSparkError(f'--engram-rows is {text!r}: give a number of rows, or "{_FIT}"')
     return int(text)

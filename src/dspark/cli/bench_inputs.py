@@ -9,7 +9,7 @@ from dspark.bench.generate import Item
 from dspark.bench.heldout import cut_prompts
 from dspark.bench.plot import require_matplotlib
 from dspark.bench.prompts import DOMAINS, BenchPrompt, Message, load_prompts
-from dspark.cli.files import read_text
+from dspark.cli.files import read_text, require_writable
 from dspark.cli.session import model_folder, prompt_ids
 from dspark.config.errors import DSparkError
 from dspark.engine import LLM
@@ -38,7 +38,7 @@ def check_plot(file: Path) -> None:
     require_matplotlib()
     if file.suffix.lower() != ".png":
         raise DSparkError(f"--plot writes PNG files, and {file.name} does not end in .png")
-    _require_folder_of("--plot", file)
+    require_writable("--plot", file)
 
 
 def check_outputs(as_json: Path | None, plot: Path | None) -> None:
@@ -46,12 +46,9 @@ def check_outputs(as_json: Path | None, plot: Path | None) -> None:
     if plot is not None:
         check_plot(plot)
     if as_json is not None:
-        _require_folder_of("--json", as_json)
-
-
-def _require_folder_of(flag: str, file: Path) -> None:
-    if not file.parent.is_dir():
-        raise DSparkError(f"{flag} cannot write to {file}: the folder {file.parent} does not exist")
+        require_writable("--json", as_json)
+    if plot is not None and plot == as_json:
+        raise DSparkError(f"--json and --plot both name {plot}: give each a file of its own")
 
 
 def choose_prompts(folder: Path | None, domains: Sequence[str] | None, count: int | None) -> list[BenchPrompt]:

@@ -89,8 +89,8 @@ def serve(
     plot: options.Plot = None,
 ) -> None:
     """Latency and throughput of a server under load; fails when two settings answer with different tokens."""
-    require_httpx()
     check_outputs(as_json, plot)
+    require_httpx()
     loads = _loads(concurrency, rate, seed)
     settings = ServeSettings(requests, warmup, block, timeout, api_key)
     shared = RequestSettings(

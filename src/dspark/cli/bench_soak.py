@@ -56,8 +56,8 @@ def soak(
     plot: options.Plot = None,
 ) -> None:
     """Load a server to its limit with all that goes wrong; fails when something leaks, hangs or answers wrongly."""
-    require_httpx()
     check_outputs(as_json, plot)
+    require_httpx()
     is_default = url is None and server_args == SERVER_ARGS
     settings = SoakSettings(
         seconds=60 * minutes,

@@ -14,7 +14,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from dspark.cli import exit_codes, options
 from dspark.cli.console import err, fail, note, print_report
-from dspark.cli.files import write_whole
+from dspark.cli.files import require_writable, write_whole
 from dspark.cli.session import model_name
 from dspark.config.errors import DSparkError
 from dspark.validate.lifecycle.ragged_probe import probe_ragged
@@ -68,6 +68,8 @@ def lifecycle(
     """
     if scenario and no_scenarios:
         raise DSparkError("--scenario and --no-scenarios contradict each other: give one of them")
+    if output is not None:
+        require_writable("--output", output)
     names = _scenario_names(scenario)
     budget = _budget(seconds, episodes)
     wanted = _arrival_numbers(arrivals, episode)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from dspark.cli import exit_codes, options
 from dspark.cli.console import fail, note, print_report
-from dspark.cli.files import write_whole
+from dspark.cli.files import require_writable, write_whole
 from dspark.cli.session import model_name
 from dspark.config.errors import DSparkError
 from dspark.validate.lifecycle.probe import ProbeResult
@@ -31,9 +31,12 @@ def runtime(
     model: options.Model = None,
     parts: Annotated[int, typer.Option("--parts", help="Requests whose rows are compared.")] = _DEFAULTS.num_parts,
     requests: Annotated[
-        int, typer.Option("--requests", help="Requests whose tokens are compared, with --graph.")
-    ] = _DEFAULTS.num_requests,
-    tokens: Annotated[int, typer.Option("--tokens", help="Tokens of each of them.")] = _DEFAULTS.num_tokens,
+        int | None,
+        typer.Option("--requests", help=f"With --graph: requests whose tokens are compared, {_DEFAULTS.num_requests}."),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", help=f"With --graph: tokens of each of them, {_DEFAULTS.num_tokens}.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = _DEFAULTS.seed,
     tiny: Annotated[bool, typer.Option("--tiny/--no-tiny", help="Also check two tiny random models.")] = True,
     tensor_parallel_size: options.TensorParallelSize = 1,
@@ -47,11 +50,24 @@ def runtime(
     op. Ranks cannot divide the embedded model, so with several of them and no --model only the tiny ones are checked.
     """
     for name, value in (("--parts", parts), ("--requests", requests), ("--tokens", tokens)):
-        if value < 1:
+        if value is not None and value < 1:
             raise DSparkError(f"{name} is {value}: give at least 1")
+        if value is not None and name != "--parts" and not graph:
+            raise DSparkError(
+                f"{name} is of whole requests, which are compared with --graph only: add it or drop {name}"
+            )
+    if output is not None:
+        require_writable("--output", output)
     if model is not None and not model.is_dir():
         raise DSparkError(f"the model {model} is no folder: --model takes the folder of a checkpoint")
-    settings = RuntimeSettings(graph, parts, requests, tokens, seed, tensor_parallel_size)
+    settings = RuntimeSettings(
+        graph,
+        parts,
+        requests or _DEFAULTS.num_requests,
+        tokens or _DEFAULTS.num_tokens,
+        seed,
+        tensor_parallel_size,
+    )
     is_given = model is not None or tensor_parallel_size == 1
     if not (tiny or is_given):
         raise DSparkError("ranks cannot divide the embedded model: give another one by --model, or drop --no-tiny")

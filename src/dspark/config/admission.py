@@ -262,7 +262,7 @@ def refuse_engine(question: Question) -> Iterator[str]:
     if config.tensor_parallel_size > engine.max_ranks:
         yield (
             f"tensor_parallel_size {config.tensor_parallel_size} is asked for but {engine.name} runs "
-            f"{counted(engine.max_ranks, 'rank')}; use tensor_parallel_size={engine.max_ranks}."
+            f"at most {counted(engine.max_ranks, 'rank')}; lower it."
         )
 
 

@@ -51,7 +51,10 @@ class CompilationConfig:
     def __post_init__(self) -> None:
         require_int("compilation level", self.level, low=0, high=MAX_COMPILATION_LEVEL)
         object.__setattr__(self, "cudagraph_mode", _as_mode(self.cudagraph_mode))
-        sizes = tuple(self.cudagraph_capture_sizes)
+        sizes = self.cudagraph_capture_sizes
+        if not isinstance(sizes, tuple | list):
+            raise ConfigError(f"cudagraph_capture_sizes must be a list of row counts, not {sizes!r}")
+        sizes = tuple(sizes)
         for size in sizes:
             require_int("cudagraph_capture_sizes", size, low=1)
         if list(sizes) != sorted(set(sizes)):

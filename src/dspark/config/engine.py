@@ -23,6 +23,9 @@ DTYPES: tuple[str, ...] = ("auto", "bf16", "fp32")
 ENGRAM_TABLES: tuple[str, ...] = ("device", "pinned", "mapped")
 EXACTNESS: tuple[str, ...] = ("exact", "fast")
 
+# Ranks look for each other several times in the first; what waits for them counts milliseconds in 32 bits.
+MIN_RANK_TIMEOUT_S, MAX_RANK_TIMEOUT_S = 0.1, 1e6
+
 
 @dataclass(frozen=True)
 class Config:
@@ -93,7 +96,7 @@ class Config:
         require_choice("engram_tables", self.engram_tables, ENGRAM_TABLES)
         require_choice("exactness", self.exactness, EXACTNESS)
         for name in ("rank_timeout_s", "rank_setup_timeout_s"):
-            require_number(name, getattr(self, name), above=0.0)
+            require_number(name, getattr(self, name), low=MIN_RANK_TIMEOUT_S, high=MAX_RANK_TIMEOUT_S)
         require_number("gpu_memory_utilization", self.gpu_memory_utilization, above=0.0, high=1.0)
         _require_type("compilation_config", self.compilation_config, CompilationConfig)
         if self.speculative_config is not None:

@@ -28,6 +28,23 @@ def note_expert_parallel(question: Question) -> Iterator[str]:
         yield "enable_expert_parallel has no effect with tensor_parallel_size 1."
 
 
+def note_rank_timeouts(question: Question) -> Iterator[str]:
+    """One rank waits for nobody."""
+    config = question.config
+    if config.tensor_parallel_size > 1:
+        return
+    for name in ("rank_timeout_s", "rank_setup_timeout_s"):
+        value = getattr(config, name)
+        if value != getattr(type(config), name):
+            yield f"{name} {value:g} has no effect with tensor_parallel_size 1."
+
+
+def note_prefix_interval(question: Question) -> Iterator[str]:
+    config = question.config
+    if config.prefix_cache_interval is not None and not config.enable_prefix_caching:
+        yield f"prefix_cache_interval {config.prefix_cache_interval} has no effect without enable_prefix_caching."
+
+
 def note_idle_devices(question: Question) -> Iterator[str]:
     engine = question.engine
     if engine is not None and engine.idle_devices and question.config.device == "auto":
@@ -86,6 +103,8 @@ NOTES: tuple[Rule, ...] = (
     note_wide_draft,
     note_forced_acceptance,
     note_expert_parallel,
+    note_rank_timeouts,
+    note_prefix_interval,
     note_idle_devices,
     note_memory_share,
     note_fast,

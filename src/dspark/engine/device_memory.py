@@ -13,6 +13,8 @@ from dspark.config import Config
 
 # Share of a host's available memory that stays free: for what a pass works in, and for other processes.
 _HOST_MARGIN_SHARE = 0.25
+# What confines the processes of a container.
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,14 @@ class Room:
         place: what it is, in words.
         total, free: of it.
         margin: what the engine leaves free.
+        margin_setting: of the configuration, that decides the margin; empty where none does.
     """
 
     place: str
     total: int
     free: int
     margin: int
+    margin_setting: str = ""
 
     @property
     def spendable(self) -> int:
@@ -66,7 +70,8 @@ class AcceleratorMemory:
         """See `DeviceMemory.room`."""
         _give_back()
         free, total = torch.cuda.mem_get_info(self._device)
-        return Room(torch.cuda.get_device_name(self._device), total, free, round(total * (1.0 - self._utilization)))
+        margin = round(total * (1.0 - self._utilization))
+        return Room(torch.cuda.get_device_name(self._device), total, free, margin, "gpu_memory_utilization")
 
     def need_of(self, work: Callable[[], object]) -> int:
         """See `DeviceMemory.need_of`: the allocator's peak, and what the driver took beside it."""
@@ -115,20 +120,27 @@ def _host_bytes() -> tuple[int, int]:
     page = os.sysconf("SC_PAGE_SIZE")
     total = page * os.sysconf("SC_PHYS_PAGES")
     free = _meminfo("MemAvailable") or page * os.sysconf("SC_AVPHYS_PAGES")
-    limit, used = (_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
+    limit, used = (_number(_CGROUP / name) for name in ("memory.max", "memory.current"))
     if limit is not None and used is not None and limit < total:
-        total, free = limit, min(free, max(limit - used, 0))
+        # Files that were read count as used, a checkpoint's above all, and give way to whoever asks.
+        cached = sum(_lines_of(_CGROUP / "memory.stat").get(name, 0) for name in ("active_file", "inactive_file"))
+        total, free = limit, min(free, max(limit - used + cached, 0))
     return total, free
 
 
 def _meminfo(name: str) -> int | None:
     """A line of the kernel's account of memory, which counts what it can drop as available; None without one."""
+    kib = _lines_of(Path("/proc/meminfo")).get(f"{name}:")
+    return None if kib is None else kib * 1024
+
+
+def _lines_of(file: Path) -> dict[str, int]:
+    """The first word of each line with the number behind it; nothing where there is no file."""
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        lines = file.read_text(encoding="ascii").splitlines()
     except OSError:
-        return None
-    values = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
-    return int(values[0]) * 1024 if values else None
+        return {}
+    return {words[0]: int(words[1]) for words in map(str.split, lines) if len(words) > 1 and words[1].isdecimal()}
 
 
 def _number(file: Path) -> int | None:

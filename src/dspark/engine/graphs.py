@@ -72,7 +72,7 @@ def plan_graphs(config: Config, device: torch.device, max_query_len: int, max_le
         row_counts = _needed(sizes or DEFAULT_ROW_COUNTS, config.max_num_seqs * max_query_len)
     piece_counts: tuple[int, ...] = ()
     if mode.captures_pieces:
-        most = config.max_num_batched_tokens
+        most = min(config.max_num_batched_tokens, config.max_num_seqs * max_len)
         piece_counts = _needed(sizes or (*DEFAULT_ROW_COUNTS, *range(1024, most + 512, 512)), most)
     return GraphPlan(row_counts, max_len, runs_ahead=bool(row_counts), piece_counts=piece_counts)
 

@@ -91,13 +91,18 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / _GIB:.3g} GiB"
 
 
+def _or_raise(room: Room) -> str:
+    """The remedy that a setting of the margin is."""
+    return f"raise {room.margin_setting}, " if room.margin_setting else ""
+
+
 def require_weights_fit(room: Room, weights: int) -> None:
     """Refuse a model before it is read. Raises ConfigError."""
     if weights > room.spendable:
         raise ConfigError(
             f"the weights need {gib(weights)}, and of the {gib(room.total)} of {room.place} {gib(room.free)} are free, "
-            f"with a margin of {gib(room.margin)} to keep: free some, use a larger device, or divide the model by "
-            "tensor_parallel_size"
+            f"with a margin of {gib(room.margin)} to keep: free some, {_or_raise(room)}use a larger device, or divide "
+            "the model by tensor_parallel_size"
         )
 
 
@@ -122,7 +127,8 @@ def plan_memory(
     if left < 0:
         raise ConfigError(
             f"beside the weights {gib(room.spendable)} are left on {room.place}: rings of {config.max_num_seqs} "
-            f"requests take {gib(slots)} and passes {gib(workspaces)}; lower max_num_seqs or max_num_batched_tokens"
+            f"requests take {gib(slots)} and passes {gib(workspaces)}; {_or_raise(room)}lower max_num_seqs or "
+            "max_num_batched_tokens"
         )
     fitting = left // sizes.page_bytes if sizes.page_bytes else None
     num_pages = _num_pages(config, sizes, fitting, max_len, left)
@@ -150,7 +156,7 @@ def _num_pages(config: Config, sizes: StateSizes, fitting: int | None, max_len: 
     wanted = config.max_num_pages or config.max_num_seqs * for_one
     if fitting is None or wanted <= fitting:
         return wanted
-    if config.max_num_pages is not None:
+    if config.max_num_pages is not None and fitting:
         raise ConfigError(f"max_num_pages {wanted} take {gib(wanted * sizes.page_bytes)}: {fitting} fit, use that")
     if not fitting:
         raise ConfigError(

@@ -102,8 +102,8 @@ class TeamMemory:
         if self._root.own.device.type == "cuda":
             return least
         size = len(rooms)
-        parts = (total // size for total in (least.total, least.free, least.margin))
-        return Room(f"{least.place}, for each of {size} ranks,", *parts)
+        total, free, margin = (part // size for part in (least.total, least.free, least.margin))
+        return Room(f"{least.place}, for each of {size} ranks,", total, free, margin)
 
     def need_of(self, work: Callable[[], object]) -> int:
         """See `DeviceMemory.need_of`: rank 0's, which samples besides what all ranks do."""
