@@ -5,6 +5,7 @@ process ends when rank 0 says so, when rank 0 is gone, and when rank 0 is silent
 is doing: collectives and kernels may wait for ever for a rank that has ended.
 """
 
+import contextlib
 import gc
 import os
 import pickle
@@ -53,7 +54,11 @@ def main() -> None:
     progress = Progress()
     try:
         seat, limits = pickle.loads(link.calls.recv_bytes())
-        threading.Thread(target=_watch, args=(link, seat, limits, progress), daemon=True).start()
+    except (EOFError, ConnectionError):
+        _end(0)
+    watch = threading.Thread(target=_watch, args=(link, seat, limits, progress), daemon=True)
+    watch.start()
+    try:
         torch.set_num_threads(seat.num_threads)
         link.calls.send_bytes(HERE)
         with progress.working("meeting the other ranks", limits.setup_s):
@@ -65,13 +70,14 @@ def main() -> None:
             if call.wants_reply:
                 link.calls.send_bytes(pickle.dumps(result))
     except (EOFError, ConnectionError):
-        time.sleep(limits.beat_s)  # the watch tells why, if there is a reason
+        watch.join(limits.call_s)  # it tells why, if there is a reason, and ends this process
         _end(0)
     except BaseException as error:
         is_plain = isinstance(error, DSparkError)
         told = str(error) if is_plain else f"{type(error).__name__}: {error}"
-        link.beats.send((FAILED, Failure(told, "" if is_plain else traceback.format_exc())))
-        time.sleep(limits.call_s)  # rank 0 has heard it by then, and ended this process
+        with contextlib.suppress(OSError):  # rank 0 has ended, which is why this failed; the watch tells it
+            link.beats.send((FAILED, Failure(told, "" if is_plain else traceback.format_exc())))
+        watch.join(limits.call_s)  # rank 0 has heard it by then, and ended this process
         _end(1)
 
 
