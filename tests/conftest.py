@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,14 @@ TEST_THREADS = 1
 # Without an accelerator kernels are interpreted; triton reads this when it is imported, so nobody may do so before.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Tests of the server import what serves; they are left out, and the header says so, where that is not installed.
+NO_SERVER = [name for name in ("fastapi", "httpx", "prometheus_client", "uvicorn") if find_spec(name) is None]
+collect_ignore_glob = ["unit/test_serve_*.py"] if NO_SERVER else []
+
+
+def pytest_report_header() -> list[str]:
+    return [f"tests of the server are left out: {', '.join(NO_SERVER)} not installed"] if NO_SERVER else []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

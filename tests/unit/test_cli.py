@@ -159,6 +159,8 @@ def reports_to(path):
         (["generate", "--stop", "", "x"], "stop"),
         (["generate", "--compare", "--draft", "off", "x"], "leave out --draft off"),
         (["nonsense"], "nonsense"),
+        (["validate", "runtime", "--tensor-parallel-size", "0"], "tensor_parallel_size must be at least 1"),
+        (["validate", "lifecycle", "--tensor-parallel-size", "-2"], "tensor_parallel_size must be at least 1"),
         (["bench", "generate", "--domain", "poetry"], "poetry"),
         (["bench", "generate", "--prompts", "0"], "not 0"),
         (["bench", "generate", "--repeats", "0"], "and 0"),

@@ -4,10 +4,11 @@ import json
 import logging
 
 import pytest
+import torch
 
 from dspark import SpeculativeConfig
 from dspark.config import Config, ConfigError
-from dspark.engine import LLM
+from dspark.engine import LLM, embedded_folder
 from dspark.engine.assembly import assemble
 from dspark.engine.device_memory import HostMemory, Room
 from dspark.engine.device_round import DeviceRounds
@@ -199,6 +200,14 @@ def test_the_doctor_says_what_fits(folder, monkeypatch):
     cramped = examine(folder, Config(**SMALL))
     assert cramped.memory is None and cramped.is_healthy
     assert any("not here: the weights need" in line for line in opening_lines(cramped))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without an accelerator")
+def test_the_doctor_says_what_this_machine_lacks():
+    """The rest of its report is about any machine."""
+    report = examine(embedded_folder(), Config(engram_tables="pinned", speculative_config=SpeculativeConfig()))
+    assert report.memory is None and "pinned needs an accelerator" in (report.memory_fault or "")
+    assert any("not here: engram_tables pinned" in line for line in opening_lines(report))
 
 
 def test_pages_of_a_request():

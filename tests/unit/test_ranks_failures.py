@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from dspark.engine.ranks.failure import RankError, TimeLimits
+from dspark.engine.ranks.link import make_links
 from dspark.engine.ranks.opening import root_of
 from support import rank_calls
 from support.rank_teams import is_alive, team_of_ranks, wait_for
@@ -129,6 +130,20 @@ def test_followers_end_with_rank_0(number, sentence):
         wait_for(lambda: not any(map(is_alive, followers)))
         process.kill()
         assert sentence in process.stderr.read()
+
+
+def test_a_follower_that_nobody_calls_ends_quietly():
+    """Rank 0 may be gone before its followers have learnt where they sit."""
+    link, others = make_links()
+    ends = [end.fileno() for end in others]
+    command = [sys.executable, "-c", "from dspark.engine.ranks.follower import main; main()", *map(str, ends)]
+    path = os.pathsep.join(part for part in sys.path if part)
+    environment = {**os.environ, "PYTHONPATH": path}
+    process = subprocess.Popen(command, pass_fds=ends, stderr=subprocess.PIPE, text=True, env=environment)
+    for end in others:
+        end.close()
+    link.close()
+    assert process.wait(60) == 0 and process.stderr.read() == ""
 
 
 def test_ctrl_c_ends_all():

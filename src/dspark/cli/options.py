@@ -9,6 +9,7 @@ import typer
 from dspark.bench.geometry import geometry_names
 from dspark.cli.prompt import checked_text
 from dspark.config import Config
+from dspark.config.checks import require_int
 from dspark.config.sampling import SamplingParams
 
 DEFAULTS = SamplingParams()
@@ -76,8 +77,13 @@ JsonFile = Annotated[
 ]
 
 
-def rank_settings(tensor_parallel_size: int, enable_expert_parallel: bool) -> dict[str, Any]:
-    """The config's fields that divide the model; none where nothing is divided."""
+def rank_settings(tensor_parallel_size: int, enable_expert_parallel: bool = False) -> dict[str, Any]:
+    """The config's fields that divide the model; none where nothing is divided.
+
+    Raises:
+        ConfigError: there is not even one rank.
+    """
+    require_int("tensor_parallel_size", tensor_parallel_size, low=1)
     wanted = {"tensor_parallel_size": tensor_parallel_size, "enable_expert_parallel": enable_expert_parallel}
     return {name: value for name, value in wanted.items() if value != getattr(Config, name)}
 

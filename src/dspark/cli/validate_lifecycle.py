@@ -68,6 +68,7 @@ def lifecycle(
     """
     if scenario and no_scenarios:
         raise DSparkError("--scenario and --no-scenarios contradict each other: give one of them")
+    options.rank_settings(tensor_parallel_size)
     if output is not None:
         require_writable("--output", output)
     names = _scenario_names(scenario)

@@ -49,6 +49,7 @@ def runtime(
     numbers: every row must keep its bits. With --graph, whole requests are also compared in tokens with decoding op by
     op. Ranks cannot divide the embedded model, so with several of them and no --model only the tiny ones are checked.
     """
+    options.rank_settings(tensor_parallel_size)
     for name, value in (("--parts", parts), ("--requests", requests), ("--tokens", tokens)):
         if value is not None and value < 1:
             raise DSparkError(f"{name} is {value}: give at least 1")

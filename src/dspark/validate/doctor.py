@@ -14,7 +14,7 @@ from dspark.checkpoint.load import Match, match_tensors
 from dspark.checkpoint.plan import SkippedTensor, TensorPlan
 from dspark.config import Admission, Config, EngineFacts, HardwareFacts, ModelFacts, admit
 from dspark.config.errors import CheckpointError, ConfigError
-from dspark.engine.device import place
+from dspark.engine.device import hardware_facts, place
 from dspark.engine.device_memory import memory_of
 from dspark.engine.memory import MemoryPlan
 from dspark.engine.sizing import foreseen
@@ -163,7 +163,7 @@ def examine(
     expected = expected_tensors(plan, with_draft=has_draft)
     state = _state(plan, config, facts, engine)
     admission = admit(config, facts, hardware=hardware, engine=engine)
-    memory, memory_fault = _memory(plan, config, facts, has_draft) if admission.is_admitted else (None, None)
+    memory, memory_fault = _memory(plan, config, facts, has_draft, engine) if admission.is_admitted else (None, None)
     return DoctorReport(
         model=name or str(model),
         family=plan.family,
@@ -252,10 +252,13 @@ def _state(plan: ModelPlan, config: Config, facts: ModelFacts, engine: EngineFac
 
 
 def _memory(
-    plan: ModelPlan, config: Config, facts: ModelFacts, has_draft: bool
+    plan: ModelPlan, config: Config, facts: ModelFacts, has_draft: bool, engine: EngineFacts | None
 ) -> tuple[MemoryPlan | None, str | None]:
-    """What fits on this machine, or why it does not."""
+    """What fits on this machine, or why it does not run here."""
     kept = plan if has_draft else replace(plan, draft=None)
+    refusals = admit(config, facts, hardware=hardware_facts(), engine=engine).refusals
+    if refusals:
+        return None, refusals[0]
     placement = place(config)
     room = memory_of(placement.device, config).room()
     width = config.draft_width(facts) if has_draft else 0
