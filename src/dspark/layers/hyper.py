@@ -82,7 +82,8 @@ def embedded(weight: Tensor, token_ids: Tensor, num_streams: int, dtype: torch.d
 
 @lru_cache(maxsize=16)
 def _first_stream(num_streams: int, device: torch.device) -> Tensor:
-    """Pre-weights [S] that select stream 0."""
-    weights = torch.zeros(num_streams, device=device)
-    weights[0] = 1.0
+    """Pre-weights [S] that select stream 0; kept for passes that are differentiated, too."""
+    with torch.inference_mode(False):
+        weights = torch.zeros(num_streams, device=device)
+        weights[0] = 1.0
     return weights

@@ -78,7 +78,8 @@ def mix_streams(
 @lru_cache(maxsize=16)
 def _section_sizes(num_streams: int, device: torch.device) -> Tensor:
     """Logits that share a scale: pre, post, comb."""
-    return torch.tensor([num_streams, num_streams, num_streams * num_streams], device=device)
+    with torch.inference_mode(False):
+        return torch.tensor([num_streams, num_streams, num_streams * num_streams], device=device)
 
 
 def head_mix(logits: Tensor, scale: Tensor, base: Tensor, eps: float) -> Tensor:

@@ -123,7 +123,8 @@ def _pad_rows(rows: Tensor, size: int) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _zero_rows(count: int, depth: int, device: torch.device) -> Tensor:
-    return torch.zeros(count, depth, device=device)
+    with torch.inference_mode(False):
+        return torch.zeros(count, depth, device=device)
 
 
 def _separate_sums(rows: Tensor, weight: Tensor) -> Tensor:
