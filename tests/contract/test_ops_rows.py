@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from support.op_cases import OpCase, Rows
+from support.op_case import OpCase, Rows
 from support.op_sets import BACKENDS, NAMES, Backend, backend
 
 # Garbage rows are not numbers, and the interpreter computes with them in numpy, which remarks on it.

@@ -8,6 +8,7 @@ Not tested here: speed. The same body runs on an accelerator, with more rows and
 
 import importlib
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -165,6 +166,11 @@ def expert_weights(kind: str) -> tuple[Coded, Coded]:
     return coded(kind, EXPERTS, 2 * INNER, HIDDEN, seed=4), coded(kind, EXPERTS, HIDDEN, INNER, seed=5)
 
 
+def routed_sum(kernels, x: Tensor, route: Route, experts: Sequence[Tensor | PackedWeight]) -> Tensor:
+    """Sum over a row's experts, quantised in front of the second product in its own launch."""
+    return kernels[1].combine(kernels[1].pair_outputs(x, route, experts, LIMIT, 32), route)
+
+
 @pytest.mark.parametrize("kind", EXPERT_KINDS)
 def test_routed_experts_values(kernels, kind):
     w13, w2 = expert_weights(kind)
@@ -178,7 +184,7 @@ def test_routed_experts_values(kernels, kind):
         lambda y: fake_quantise(y, 32),
     ).to(DEVICE)
     route = Route(ids, weights)
-    assert error(kernels[1].routed_experts_grouped(x, route, w13.weight, w2.weight, LIMIT, 32), twin) < 2e-2
+    assert error(routed_sum(kernels, x, route, (w13.weight, w2.weight)), twin) < 2e-2
     found = kernels[1].routed_experts(x, route, w13.weight, w2.weight, LIMIT, lambda y: fake_quantise(y, 32))
     assert error(found, twin) < 2e-2
 
@@ -188,7 +194,7 @@ def test_routed_experts_rows(kernels, kind):
     w13, w2 = expert_weights(kind)
 
     def call(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return kernels[1].routed_experts_grouped(x, Route(ids, weights), w13.weight, w2.weight, LIMIT, 32)
+        return routed_sum(kernels, x, Route(ids, weights), (w13.weight, w2.weight))
 
     check_row_law(call, expert_inputs(EXPERT_ROWS))
 
@@ -198,13 +204,13 @@ def test_experts_that_ranks_hold_add_up_to_all(kernels, kind):
     """Of two slots each rank adds its own to zero, so the sum over ranks is the whole sum to the bit."""
     stacks = [weight.weight for weight in expert_weights(kind)]
     x, ids, weights = expert_inputs(EXPERT_ROWS)
-    whole = kernels[1].routed_experts_grouped(x, Route(ids, weights), *stacks, LIMIT, 32)
+    whole = routed_sum(kernels, x, Route(ids, weights), stacks)
     total = torch.zeros_like(whole)
     for held in (range(2), range(2, EXPERTS - 1), range(EXPERTS - 1, EXPERTS)):
         own = [members(stack, held) for stack in stacks]
 
         def call(x: Tensor, ids: Tensor, weights: Tensor, own: list = own, held: range = held) -> Tensor:
-            return kernels[1].routed_experts_grouped(x, Route(ids, weights, held), *own, LIMIT, 32)
+            return routed_sum(kernels, x, Route(ids, weights, held), own)
 
         check_row_law(call, (x, ids, weights))
         total += call(x, ids, weights)
@@ -232,7 +238,7 @@ def test_mixture_is_routed_and_shared_together(kernels, beside):
 
     x, ids, weights = expert_inputs(EXPERT_ROWS)
     check_row_law(call, (x, ids, weights))
-    routed = kernels[1].routed_experts_grouped(x, Route(ids, weights), experts[0].weight, experts[1].weight, LIMIT, 32)
+    routed = routed_sum(kernels, x, Route(ids, weights), (experts[0].weight, experts[1].weight))
     projected = kernels[0].linear(x, shared[0].weight)
     inner = fake_quantise(torch_experts.gate_and_up(projected, LIMIT).bfloat16(), 32)
     wanted = (routed + kernels[0].linear(inner, shared[1].weight)).bfloat16()

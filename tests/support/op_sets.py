@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from dspark.ops.opset import TORCH_OPS, OpSet
-from support.op_cases import OpCase, Rows, cases_on
+from support.op_case import OpCase, Rows
+from support.op_cases import cases_on
 
 TOO_LARGE = ("linear 640x1024 float32", "linear 513x130 float32", "pick_rows of many")
 NAMES = [case.name for case in cases_on("cpu")]

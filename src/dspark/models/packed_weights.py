@@ -1,7 +1,6 @@
 """Weights as an accelerator's products read them: coded ones repacked, bf16 ones as they are stored."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from dspark.layers.attention import Attention
 from dspark.layers.linear import GroupedLinear, Linear
 from dspark.layers.moe import RoutedExperts, Router
 from dspark.models.names import Place, place_of
-from dspark.ops.packing import GROUP_ROWS, PackedWeight, pack_fp4, pack_fp8
+from dspark.ops.packing import GROUP_ROWS, PackedWeight, pack_fp4, pack_fp8, stack_experts
 
 Device = torch.device | str
 
@@ -85,9 +84,7 @@ def _joined(weights: Sequence[PackedWeight | Tensor], is_stack: bool) -> object:
     """A single weight, or the stack of all experts."""
     first = weights[0]
     if isinstance(first, PackedWeight):
-        stack = [weight for weight in weights if isinstance(weight, PackedWeight)]
-        codes, scales = torch.cat([one.codes for one in stack]), torch.cat([one.scales for one in stack])
-        return replace(first, codes=codes, scales=scales)
+        return stack_experts([weight for weight in weights if isinstance(weight, PackedWeight)])
     tensors = [weight for weight in weights if isinstance(weight, Tensor)]
     values = torch.stack(tensors) if is_stack else tensors[0]
     return nn.Parameter(values.to(torch.bfloat16), requires_grad=False)

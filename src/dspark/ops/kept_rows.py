@@ -43,9 +43,17 @@ class RowNorm(Protocol):
     def eps(self) -> float: ...
 
 
-def joint_sums(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """Products of x [T, K] with several weights side by side: sums [1, T, N], see the module."""
-    return torch.cat([linear(x, weight) for weight in weights], dim=1).unsqueeze(0)
+def joint_sums_of(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Sequence[Tensor]], Tensor]:
+    """Products side by side, from the `linear` of one set of twins."""
+
+    def joint_sums(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        """Products of x [T, K] with several weights side by side: sums [1, T, N], see the module."""
+        return torch.cat([product(x, weight) for weight in weights], dim=1).unsqueeze(0)
+
+    return joint_sums
+
+
+joint_sums = joint_sums_of(linear)
 
 
 def added(sums: Tensor, column: int, width: int, dtype: torch.dtype) -> Tensor:

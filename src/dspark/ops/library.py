@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dspark.ops.linear import grouped_linear_of
 from dspark.ops.opset import OpSet
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -26,10 +27,7 @@ def with_library_products(ops: OpSet) -> OpSet:
         return _wide_product(x, weight) if _is_readable(x, weight) else ops.linear_wide(x, weight)
 
     def grouped_linear(x: Tensor, weight: Tensor, groups: int) -> Tensor:
-        if not _is_readable(x, weight):
-            return ops.grouped_linear(x, weight, groups)
-        pairs = zip(x.chunk(groups, dim=1), weight.chunk(groups), strict=True)
-        return torch.cat([_product(part, own) for part, own in pairs], dim=1)
+        return (_grouped_product if _is_readable(x, weight) else ops.grouped_linear)(x, weight, groups)
 
     name = f"{ops.name} with library products"
     return replace(ops, name=name, linear=linear, linear_wide=linear_wide, grouped_linear=grouped_linear)
@@ -42,6 +40,9 @@ def _is_readable(x: Tensor, weight: Tensor) -> bool:
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x.to(weight.dtype), weight).to(x.dtype)
+
+
+_grouped_product = grouped_linear_of(_product)
 
 
 def _wide_product(x: Tensor, weight: Tensor) -> Tensor:

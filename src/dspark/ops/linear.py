@@ -7,6 +7,7 @@ row 9 has the bits that it has alone in a tile of 4. Where no tile size keeps it
 columns), each element is a sum of its own.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -42,16 +43,24 @@ def linear_wide(x: Tensor, weight: Tensor) -> Tensor:
     return linear(x.float(), weight)
 
 
-def grouped_linear(x: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """Products of equal parts: part g of the rows of `weight` reads part g of the columns of `x`.
+def grouped_linear_of(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, int], Tensor]:
+    """Products of equal parts, from the `linear` of one set of twins."""
 
-    Args:
-        x: [T, groups * K]. weight: [groups * N, K].
-    Returns:
-        [T, groups * N] in the dtype of `x`.
-    """
-    pairs = zip(x.chunk(groups, dim=1), weight.chunk(groups), strict=True)
-    return torch.cat([linear(part, own) for part, own in pairs], dim=1)
+    def grouped_linear(x: Tensor, weight: Tensor, groups: int) -> Tensor:
+        """Part g of the rows of `weight` reads part g of the columns of `x`.
+
+        Args:
+            x: [T, groups * K]. weight: [groups * N, K].
+        Returns:
+            [T, groups * N] in the dtype of `x`.
+        """
+        pairs = zip(x.chunk(groups, dim=1), weight.chunk(groups), strict=True)
+        return torch.cat([product(part, own) for part, own in pairs], dim=1)
+
+    return grouped_linear
+
+
+grouped_linear = grouped_linear_of(linear)
 
 
 def computed_rows(num_rows: int, weight: Tensor) -> int:

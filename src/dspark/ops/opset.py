@@ -52,8 +52,6 @@ class OpSet:
     index_scores: Callable[[Tensor, Tensor, int, index.IndexKeys], Tensor]
     pick_rows: Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
     quantise_fp8: Callable[[Tensor, int], Tensor]
-    quantise_fp4: Callable[[Tensor, int], Tensor]
-    quantise_fp4_e4m3: Callable[[Tensor, int], Tensor]
     stored: Callable[[Tensor, str], Tensor]
     rms_norm: Callable[[Tensor, Tensor | None, float], Tensor]
     rotations: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -63,7 +61,6 @@ class OpSet:
     latents: Callable[..., tuple[Tensor, Tensor]]
     keep_rows: Callable[..., None]
     compress: Callable[..., Tensor]
-    gate_and_up: Callable[[Tensor, float], Tensor]
     embed_streams: Callable[[Tensor, Tensor, int, torch.dtype], Tensor]
     read_streams: Callable[..., hyper.HalfInput]
     read_head: Callable[..., tuple[Tensor, Tensor]]
@@ -104,8 +101,6 @@ TORCH_OPS = OpSet(
     index_scores=index.index_scores,
     pick_rows=index.pick_rows,
     quantise_fp8=quantise.quantise_fp8,
-    quantise_fp4=quantise.quantise_fp4,
-    quantise_fp4_e4m3=quantise.quantise_fp4_e4m3,
     stored=lambda weight, storage: weight,
     rms_norm=norm.rms_norm,
     rotations=rope.rotations,
@@ -115,7 +110,6 @@ TORCH_OPS = OpSet(
     latents=kept_rows.TORCH_ROWS.latents,
     keep_rows=kept_rows.TORCH_ROWS.keep_rows,
     compress=kept_rows.TORCH_ROWS.compress,
-    gate_and_up=experts.gate_and_up,
     embed_streams=hyper.embed_streams,
     read_streams=hyper.TORCH_READER.read_streams,
     read_head=hyper.TORCH_READER.read_head,

@@ -1,11 +1,10 @@
 """The Triton twins as a set; importing this needs triton, so it is imported only where a device is chosen."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from dspark.ops.experts import Terms, mixture_of, shared_expert_of
+from dspark.ops.linear import grouped_linear_of
 from dspark.ops.opset import OpSet
 from dspark.ops.packing import GROUP_ROWS, PackedWeight
 from dspark.ops.route import Route
@@ -34,25 +33,21 @@ from dspark.ops.triton import (
     table,
     verdict,
 )
+from dspark.ops.triton.experts import Quantiser, SharedRows, Weights
+
+_grouped_by_parts = grouped_linear_of(linear.linear)
+_mixture_of_parts = mixture_of(experts.routed_experts)
+_shared_expert_of_parts = shared_expert_of(linear.linear, elementwise.gate_and_up)
 
 
 def grouped_linear(x: Tensor, weight: Tensor | PackedWeight, groups: int) -> Tensor:
     """See `dspark.ops.linear.grouped_linear`; groups that are no whole blocks of rows are multiplied one by one."""
     if isinstance(weight, Tensor) and (weight.dtype == torch.float32 or weight.shape[0] // groups % GROUP_ROWS):
-        pairs = zip(x.chunk(groups, dim=1), weight.chunk(groups), strict=True)
-        return torch.cat([linear.linear(part, own) for part, own in pairs], dim=1)
+        return _grouped_by_parts(x, weight, groups)
     return linear.linear(x, weight, groups=groups)
 
 
-_mixture_of_parts = mixture_of(experts.routed_experts)
-_shared_expert_of_parts = shared_expert_of(linear.linear, elementwise.gate_and_up)
-Weights = tuple[Tensor | PackedWeight, Tensor | PackedWeight]
-Quantiser = Callable[[Tensor], Tensor]
-
-
-def shared_expert(
-    x: Tensor, weights: Weights, limit: float, quantise: Quantiser, group: int
-) -> Tensor | experts.SharedRows:
+def shared_expert(x: Tensor, weights: Weights, limit: float, quantise: Quantiser, group: int) -> Tensor | SharedRows:
     """See `dspark.ops.experts.shared_expert_of`; for bf16 rows and stored weights beside what is launched next."""
     if x.dtype == torch.float32 or _has_float32(weights):
         return _shared_expert_of_parts(x, weights, limit, quantise, group)
@@ -64,7 +59,7 @@ def mixture(
     x: Tensor,
     route: Route,
     weights: Weights,
-    shared: Tensor | experts.SharedRows,
+    shared: Tensor | SharedRows,
     limit: float,
     quantise: Quantiser,
     group: int,
@@ -104,8 +99,6 @@ TRITON_OPS = OpSet(
     index_scores=index.index_scores,
     pick_rows=pick.pick_rows,
     quantise_fp8=quantise.quantise_fp8,
-    quantise_fp4=quantise.quantise_fp4,
-    quantise_fp4_e4m3=quantise.quantise_fp4_e4m3,
     stored=lambda weight, storage: weight,
     rms_norm=norm.rms_norm,
     rotations=rope.rotations,
@@ -115,7 +108,6 @@ TRITON_OPS = OpSet(
     latents=kept_rows.latents,
     keep_rows=kept_rows.keep_rows,
     compress=compress.compress,
-    gate_and_up=elementwise.gate_and_up,
     embed_streams=streams.embed_streams,
     read_streams=hyper.read_streams,
     read_head=hyper.read_head,

@@ -3,7 +3,7 @@
 They compute the same function as the inference twins up to rounding; they do not keep the row law.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from dspark.layers.plans import Storage
 from dspark.ops import attention, compress, engram, experts, hyper, index, kept_rows, norm, quantise, rope, route
 from dspark.ops.index import IndexKeys
+from dspark.ops.linear import grouped_linear_of
 from dspark.ops.markov import confidence_logits_of
 from dspark.ops.opset import TORCH_OPS, OpSet
 from dspark.ops.route import Route
@@ -66,17 +67,6 @@ def straight_through(quantised: Callable[[Tensor, int], Tensor]) -> Callable[[Te
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """[T, K] x [N, K]^T in the dtype of `x`."""
     return F.linear(x, weight.to(x.dtype))
-
-
-def grouped_linear(x: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """See `dspark.ops.linear.grouped_linear`."""
-    pairs = zip(x.chunk(groups, dim=1), weight.chunk(groups), strict=True)
-    return torch.cat([linear(part, own) for part, own in pairs], dim=1)
-
-
-def joint_sums(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """See `dspark.ops.kept_rows.joint_sums`."""
-    return torch.cat([linear(x, weight) for weight in weights], dim=1).unsqueeze(0)
 
 
 def quantise_blocks(weight: Tensor, side: int) -> Tensor:
@@ -203,16 +193,18 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
     fp8, rstd, mix = straight_through(fuse(quantise.quantise_fp8)), fuse(hyper.stream_rstd), fuse(hyper.mix_streams)
     collapse, expand = fuse(hyper.collapse_streams), fuse(hyper.expand_streams)
     reader = hyper.StreamReader(linear, rstd, mix, collapse, expand, norm_rows, fp8)
-    fp4 = straight_through(fuse(quantise.quantise_fp4))
-    fp4_e4m3 = straight_through(fuse(quantise.quantise_fp4_e4m3))
-    quantisers = {"fp8": fp8, "fp4": fp4, "fp4_e4m3": fp4_e4m3}
+    quantisers = {
+        "fp8": fp8,
+        "fp4": straight_through(fuse(quantise.quantise_fp4)),
+        "fp4_e4m3": straight_through(fuse(quantise.quantise_fp4_e4m3)),
+    }
     kept = kept_rows.RowOps(norm_rows, turn, quantisers, fuse(compress.pool_groups))
     return replace(
         TORCH_OPS,
         name="training",
         linear=linear,
         linear_wide=lambda x, weight: linear(x.float(), weight),
-        grouped_linear=grouped_linear,
+        grouped_linear=grouped_linear_of(linear),
         confidence_logits=confidence_logits_of(linear),
         attend=attention.attend_of(norm_rows, turn, dense.sparse_attention),
         linear_terms=linear,
@@ -220,17 +212,14 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
         mixture=experts.mixture_of(dense.routed_experts),
         index_scores=dense.index_scores,
         quantise_fp8=fp8,
-        quantise_fp4=fp4,
-        quantise_fp4_e4m3=fp4_e4m3,
         stored=stored_values,
         rms_norm=norm_rows,
-        joint_sums=joint_sums,
+        joint_sums=kept_rows.joint_sums_of(linear),
         form_rows=kept.form_rows,
         key_rows=kept.key_rows,
         latents=kept.latents,
         keep_rows=kept.keep_rows,
         compress=kept.compress,
-        gate_and_up=gate,
         read_streams=reader.read_streams,
         read_head=reader.read_head,
         collapse_streams=collapse,

@@ -9,8 +9,8 @@ from dspark.ops.compress import GroupRows, PoolShape
 from dspark.ops.kept_rows import RowForm, RowNorm
 from dspark.ops.rope import Turn
 from dspark.ops.triton.early import begin, early_launch
-from dspark.ops.triton.elementwise import round_bf16
-from dspark.ops.triton.kept_rows import form_constants, form_rows_of, normalise, section_sums, store_row, turned
+from dspark.ops.triton.elementwise import round_bf16, section_sum
+from dspark.ops.triton.kept_rows import form_constants, form_rows_of, normalise, store_row, turned
 from dspark.ops.triton.launch import INTERPRETED, block_of, packed
 
 _MEMBERS = 8192  # elements of a block of members
@@ -23,9 +23,7 @@ def _member_rows(
     SECTIONS: tl.constexpr, ROUND: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """[BLOCK_M, BLOCK_K] values or gates of members: of rows of the pass, or kept by passes before it."""
-    own = section_sums(
-        sums, row[:, None] * N + COLUMN + columns, exists & is_own[:, None], step, SECTIONS, ROUND, PLAIN
-    )
+    own = section_sum(sums, row[:, None] * N + COLUMN + columns, exists & is_own[:, None], step, SECTIONS, ROUND, PLAIN)
     kept = tl.load(tail + place[:, None] * D + columns, mask=exists & (is_own == 0)[:, None], other=0.0)
     return own, kept
 
@@ -82,7 +80,7 @@ def _keep_inputs(
         for start in tl.static_range(0, 2 * P, BLOCK):
             lanes = start + tl.arange(0, BLOCK)
             inside = lanes < 2 * P
-            found = section_sums(sums, row * N + COLUMN + lanes, inside, step, SECTIONS, ROUND, PLAIN)
+            found = section_sum(sums, row * N + COLUMN + lanes, inside, step, SECTIONS, ROUND, PLAIN)
             if HAS_BIAS:
                 found += tl.load(bias + slot * P + lanes - P, mask=inside & (lanes >= P), other=0.0)
             tl.store(tail + place * (2 * P) + lanes, found, mask=inside)
@@ -118,7 +116,7 @@ def _compress(
                 if ROUND:
                     x = round_bf16(x, PLAIN)
             else:
-                x = section_sums(sums, number * N + COLUMN + lanes, lanes < K, step, SECTIONS, ROUND, PLAIN)
+                x = section_sum(sums, number * N + COLUMN + lanes, lanes < K, step, SECTIONS, ROUND, PLAIN)
             x = normalise(x, weight, eps, K, BLOCK_K, ROUND, PLAIN)
             store_row(latent, number, x, K, BLOCK_K, PLAIN)
             x = turned(x, cos + number * ROPE, sin + number * ROPE, K, ROPE, 1, BLOCK_K, ROUND, PLAIN)

@@ -10,7 +10,7 @@ from torch import Tensor
 from dspark.ops.draw import NUM_WORDS, DrawKind, DrawParams
 from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.filters import TILE, Cuts, distances, find_cuts, is_kept
-from dspark.ops.triton.launch import INTERPRETED, block_of
+from dspark.ops.triton.launch import INTERPRETED, block_of, unbroken
 from dspark.ops.triton.noise import gumbel, stream_key
 
 _WORDS = tl.constexpr(NUM_WORDS)
@@ -97,7 +97,7 @@ def best_tokens(logits: Tensor) -> Tensor:
     """See `dspark.ops.draw.best_tokens`."""
     tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     if logits.shape[0]:
-        take_best(*_bests(_walkable(logits)), tokens, logits.shape[1])
+        take_best(*_bests(unbroken(logits)), tokens, logits.shape[1])
     return tokens
 
 
@@ -108,7 +108,7 @@ def draw_rows(logits: Tensor, owners: Tensor, positions: Tensor, params: DrawPar
     tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     if not logits.shape[0]:
         return tokens
-    logits, rows = _walkable(logits), DrawnRows(owners.contiguous(), positions.contiguous(), params.words)
+    logits, rows = unbroken(logits), DrawnRows(owners.contiguous(), positions.contiguous(), params.words)
     if kind is DrawKind.FILTERED:
         draw_filtered(logits, rows, _bests(logits)[0], tokens)
     else:
@@ -126,11 +126,6 @@ def draw_filtered(logits: Tensor, rows: DrawnRows, maxima: Tensor, tokens: Tenso
         own = DrawnRows(rows.owners[part], rows.positions[part], rows.words)
         cuts = find_cuts(logits[part], maxima[part], own.owners, rows.words)
         take_best(*_bests(logits[part], own, cuts), tokens[part], logits.shape[1])
-
-
-def _walkable(logits: Tensor) -> Tensor:
-    """Rows whose numbers follow each other."""
-    return logits if logits.stride(1) == 1 else logits.contiguous()
 
 
 def _bests(logits: Tensor, rows: DrawnRows | None = None, cuts: Cuts | None = None) -> tuple[Tensor, Tensor]:

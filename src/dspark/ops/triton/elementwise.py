@@ -35,16 +35,22 @@ def section_sum(parts, places, known, step, SECTIONS: tl.constexpr, ROUND: tl.co
 
 
 @triton.jit
+def gated(gate, up, limit, HAS_LIMIT: tl.constexpr):
+    """silu(gate) * up of float32 blocks; gate clamped from above and up on both sides."""
+    if HAS_LIMIT:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+    return gate * sigmoid(gate) * up
+
+
+@triton.jit
 def _gate(x, out, limit, F: tl.constexpr, BLOCK: tl.constexpr, HAS_LIMIT: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = lanes < F
     gate = tl.load(x + row * 2 * F + lanes, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + row * 2 * F + F + lanes, mask=inside, other=0.0).to(tl.float32)
-    if HAS_LIMIT:
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-    tl.store(out + row * F + lanes, gate * sigmoid(gate) * up, mask=inside)
+    tl.store(out + row * F + lanes, gated(gate, up, limit, HAS_LIMIT), mask=inside)
 
 
 def gate_and_up(projected: Tensor, limit: float) -> Tensor:

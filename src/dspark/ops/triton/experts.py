@@ -18,7 +18,7 @@ from dspark.ops.route import Route
 from dspark.ops.triton import plain_product
 from dspark.ops.triton.beside import Beside
 from dspark.ops.triton.early import begin, early_launch
-from dspark.ops.triton.elementwise import round_bf16, section_sum, sigmoid
+from dspark.ops.triton.elementwise import gated, round_bf16, section_sum
 from dspark.ops.triton.grouping import tile_shape, tiles_of
 from dspark.ops.triton.launch import INTERPRETED, packed
 from dspark.ops.triton.linear import joined_parts, prepared_rows, product_parts, result_dtype
@@ -26,6 +26,9 @@ from dspark.ops.triton.product import Tiles, product
 from dspark.ops.triton.quantise import rounded_fp8
 
 _COMBINE = 1024
+
+Weights = tuple[Tensor | PackedWeight, Tensor | PackedWeight]
+Quantiser = Callable[[Tensor], Tensor]
 
 
 @triton.jit(do_not_specialize=["R"])
@@ -41,10 +44,7 @@ def _gate(
     known = columns < F
     gate = section_sum(parts, row * 2 * F + columns, known, R * (2 * F), SECTIONS, ROUND, PLAIN)
     up = section_sum(parts, row * 2 * F + F + columns, known, R * (2 * F), SECTIONS, ROUND, PLAIN)
-    if HAS_LIMIT:
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-    inner = gate * sigmoid(gate) * up
+    inner = gated(gate, up, limit, HAS_LIMIT)
     if WEIGHTED:
         inner *= tl.load(weights + tl.load(order + row))
     if ROUND:
@@ -163,20 +163,21 @@ def expert_product(x: Tensor, weight: Tensor | PackedWeight, tiles: Tiles) -> Te
     return joined_parts(torch.cat(parts))
 
 
-def routed_experts_grouped(
-    x: Tensor, route: Route, w13: Tensor | PackedWeight, w2: Tensor | PackedWeight, limit: float, group: int
+def pair_outputs(
+    x: Tensor, route: Route, experts: Weights, limit: float, group: int, quantise: Quantiser | None = None
 ) -> Tensor:
-    """Sum of the chosen experts' outputs in slot order, float32; see `dspark.ops.experts.routed_experts`.
+    """[T * k, D] outputs of the pairs (row, slot), those of experts held elsewhere unset: three launches.
 
     Args:
         x: [T, D] bf16 or float32, already quantised. route: k experts a row.
-        w13, w2: stacks of E packed or bf16 weights [2F, D] and [D, F].
+        experts: w13 and w2, stacks of E packed or bf16 weights [2F, D] and [D, F].
         limit: clamp of gate and up. group: columns of an fp8 group in front of w2; 0 leaves them as they are.
+        quantise: in front of w2, in launches of its own; with a `group` of 0.
     """
-    first, second = tiles_of(route, w13.shape[0])
-    projected = expert_product(x, w13, first)
+    first, second = tiles_of(route, experts[0].shape[0])
+    projected = expert_product(x, experts[0], first)
     inner = gate_rows(projected.unsqueeze(0), x.dtype, limit, group, second.targets, route.weights)
-    return combine(expert_product(inner, w2, second), route)
+    return expert_product(inner if quantise is None else quantise(inner), experts[1], second)
 
 
 def routed_experts(
@@ -185,15 +186,12 @@ def routed_experts(
     w13: Tensor | PackedWeight,
     w2: Tensor | PackedWeight,
     limit: float,
-    quantise: Callable[[Tensor], Tensor],
+    quantise: Quantiser,
 ) -> Tensor:
     """See `dspark.ops.experts.routed_experts`; float32 stacks go to the slow product of single sums."""
     if isinstance(w13, Tensor) and isinstance(w2, Tensor) and w13.dtype == torch.float32:
         return plain_product.routed_experts(x, route, w13, w2, limit, quantise)
-    first, second = tiles_of(route, w13.shape[0])
-    projected = expert_product(x, w13, first)
-    inner = quantise(gate_rows(projected.unsqueeze(0), x.dtype, limit, 0, second.targets, route.weights))
-    return combine(expert_product(inner, w2, second), route)
+    return combine(pair_outputs(x, route, (w13, w2), limit, 0, quantise), route)
 
 
 class SharedRows(NamedTuple):
@@ -203,9 +201,7 @@ class SharedRows(NamedTuple):
     branch: Beside
 
 
-def shared_expert(
-    x: Tensor, weights: tuple[Tensor | PackedWeight, Tensor | PackedWeight], limit: float, group: int
-) -> SharedRows:
+def shared_expert(x: Tensor, weights: Weights, limit: float, group: int) -> SharedRows:
     """The expert that every row passes through, in three launches beside those that follow.
 
     Args:
@@ -217,27 +213,15 @@ def shared_expert(
         return SharedRows(product_parts(inner, weights[1]), branch)
 
 
-def mixture(
-    x: Tensor,
-    route: Route,
-    experts: tuple[Tensor | PackedWeight, Tensor | PackedWeight],
-    shared: SharedRows,
-    limit: float,
-    group: int,
-) -> Tensor | Terms:
+def mixture(x: Tensor, route: Route, experts: Weights, shared: SharedRows, limit: float, group: int) -> Tensor | Terms:
     """Routed experts in three launches behind the grouping; the sum with the shared expert is left to the reader.
 
     Args:
-        x: [T, D] bf16, already quantised. route: k experts a row.
-        experts: w13 and w2 stacks, packed or bf16.
-        limit: clamp of gate and up. group: columns of an fp8 group in front of w2; 0 leaves them as they are.
+        x: [T, D] bf16. route, experts, limit, group: see `pair_outputs`.
     Returns:
         [T, D] bf16: the routed sum in float32, the shared expert added last. As terms where all experts are here.
     """
-    first, second = tiles_of(route, experts[0].shape[0])
-    projected = expert_product(x, experts[0], first)
-    inner = gate_rows(projected.unsqueeze(0), x.dtype, limit, group, second.targets, route.weights)
-    placed = expert_product(inner, experts[1], second)
+    placed = pair_outputs(x, route, experts, limit, group)
     shared.branch.join()
     if route.held is not None:
         return combine(placed, route, shared.sections)

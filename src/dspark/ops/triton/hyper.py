@@ -16,9 +16,9 @@ from dspark.ops.experts import Output
 from dspark.ops.hyper import HalfInput, Residual, StreamMix
 from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.elementwise import round_bf16, section_sum, sigmoid
-from dspark.ops.triton.launch import INTERPRETED, block_of, new_output, packed, rounded
+from dspark.ops.triton.launch import INTERPRETED, block_of, new_output, packed, rounded, unbroken
 from dspark.ops.triton.quantise import rounded_fp8
-from dspark.ops.triton.streams import strided_rows, written_streams
+from dspark.ops.triton.streams import written_streams
 
 _SECTION = 32  # columns of each stream in a section
 _MOST_PROGRAMS = 4096  # of a projection; above, each takes several rows
@@ -262,7 +262,7 @@ def read_streams(
     out = new_output(streams, num_rows, width)
     quantised = torch.empty_like(out) if group else out
     if num_rows:
-        carried = strided_rows(residual.carried) if is_shifted else None
+        carried = unbroken(residual.carried) if is_shifted else None
         outputs, numbers = (out, quantised, out, pre, post, comb), (eps, stream_eps, norm_eps)
         _launch_read(sums, carried, scale, base, norm_weight, outputs, iterations, numbers, group, False)
     x = rounded(out, streams)

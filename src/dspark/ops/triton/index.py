@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dspark.ops.index import SCORE_CHUNK, IndexKeys
 from dspark.ops.triton.early import begin, early_launch
-from dspark.ops.triton.kept_rows import section_sums
+from dspark.ops.triton.elementwise import section_sum
 from dspark.ops.triton.launch import INTERPRETED, block_of, packed
 
 
@@ -27,7 +27,7 @@ def _score(
     queries = tl.load(q + (row * H + heads)[:, None] * K + lanes[None, :], mask=(heads < H)[:, None] & some, other=0.0)
     rows = tl.load(keys + place[:, None] * K + lanes[None, :], mask=(place >= 0)[:, None] & some, other=0.0)
     product = tl.dot(queries.to(WORKING), tl.trans(rows.to(WORKING)), input_precision="ieee")
-    weight = section_sums(sums, row * N + COLUMN + heads, heads < H, step, SECTIONS, ROUND, PLAIN) * scale
+    weight = section_sum(sums, row * N + COLUMN + heads, heads < H, step, SECTIONS, ROUND, PLAIN) * scale
     scores = tl.sum(tl.maximum(product, 0.0) * weight[:, None], 0)
     tl.store(out + row * width + chunk, scores)
 

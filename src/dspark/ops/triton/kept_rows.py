@@ -13,21 +13,12 @@ from dspark.ops.compress import GroupRows
 from dspark.ops.kept_rows import RowForm, RowNorm
 from dspark.ops.rope import Turn
 from dspark.ops.triton.early import begin, early_launch
-from dspark.ops.triton.elementwise import round_bf16
+from dspark.ops.triton.elementwise import round_bf16, section_sum
 from dspark.ops.triton.launch import INTERPRETED, block_of, new_output, packed, rounded
 from dspark.ops.triton.quantise import KINDS, NONE, fake_quantise
 from dspark.ops.triton.rope import turn_pairs
 
 _HEADS = 16  # of one program
-
-
-@triton.jit
-def section_sums(sums, places, inside, step, SECTIONS: tl.constexpr, ROUND: tl.constexpr, PLAIN: tl.constexpr):
-    """Sums over sections that lie `step` elements apart, from the first to the last, rounded as rows are."""
-    total = tl.load(sums + places, mask=inside, other=0.0).to(tl.float32)
-    for section in tl.static_range(1, SECTIONS):
-        total += tl.load(sums + section * step + places, mask=inside, other=0.0).to(tl.float32)
-    return round_bf16(total, PLAIN) if ROUND else total
 
 
 @triton.jit
@@ -93,7 +84,7 @@ def _key_row(
     SECTIONS: tl.constexpr, ROUND: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     lanes = tl.arange(0, BLOCK_K)[None, :]
-    x = section_sums(sums, row * N + COLUMN + lanes, lanes < K, step, SECTIONS, ROUND, PLAIN)
+    x = section_sum(sums, row * N + COLUMN + lanes, lanes < K, step, SECTIONS, ROUND, PLAIN)
     x = normalise(x, weight, eps, K, BLOCK_K, ROUND, PLAIN)
     x = turned(x, cos + row * ROPE, sin + row * ROPE, K, ROPE, 1, BLOCK_K, ROUND, PLAIN)
     store_row(rows, row, form_rows_of(x, KIND, GROUP, SKIP, 0, K, 1, BLOCK_K, ROUND, PLAIN), K, BLOCK_K, PLAIN)
@@ -125,7 +116,7 @@ def _latents(
     begin(EARLY)
     if tl.program_id(1) == 0:
         lanes = tl.arange(0, BLOCK_Q)[None, :]
-        x = section_sums(sums, row * (Q + K) + lanes, lanes < Q, step, SECTIONS, ROUND, PLAIN)
+        x = section_sum(sums, row * (Q + K) + lanes, lanes < Q, step, SECTIONS, ROUND, PLAIN)
         x = normalise(x, q_weight, q_eps, Q, BLOCK_Q, ROUND, PLAIN)
         x = form_rows_of(x, Q_KIND, Q_GROUP, 0, 0, Q, 1, BLOCK_Q, ROUND, PLAIN)
         store_row(latents, row, x, Q, BLOCK_Q, PLAIN)

@@ -19,6 +19,11 @@ def packed(x: Tensor) -> Tensor:
     return x if x.dtype == torch.int64 or x.data_ptr() % _ALIGNMENT_BYTES == 0 else x.clone()
 
 
+def unbroken(rows: Tensor) -> Tensor:
+    """The same values, neighbours in the last dimension side by side; rows may lie at any distance, or be one."""
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
 def new_output(like: Tensor, *shape: int) -> Tensor:
     """An output tensor of a kernel for values of the dtype of `like`; pass what was written through `rounded`."""
     return like.new_empty(shape, dtype=torch.float32 if INTERPRETED else like.dtype)

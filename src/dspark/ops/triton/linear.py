@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from dspark.ops.packing import CHUNK, TILE_ROWS, PackedWeight
 from dspark.ops.triton import plain_product
-from dspark.ops.triton.early import begin, early_launch
+from dspark.ops.triton.early import early_launch
 from dspark.ops.triton.launch import INTERPRETED, packed
+from dspark.ops.triton.parts import add_parts
 from dspark.ops.triton.product import Shape, product
 
 _WIDE = 16384  # rows of a weight that fill the device by themselves
@@ -20,19 +20,6 @@ _MOST_PROGRAMS = 320  # of a product whose sections run side by side
 _LEAST_CHUNKS = 16  # of a section that is cut in two; a quarter of it below `_FEW_PROGRAMS`
 _FEW_PROGRAMS = 64
 _MOST_BYTES_SIDE_BY_SIDE = 64 * 2**20  # of the sums that sections leave
-_SUM_BLOCK = 1024
-
-
-@triton.jit(do_not_specialize=["size"])
-def _add_sections(parts, out, size, SECTIONS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """Sum of [SECTIONS, size] from the first section to the last."""
-    begin(EARLY)
-    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = places < size
-    total = tl.load(parts + places, mask=inside, other=0.0)
-    for section in tl.static_range(1, SECTIONS):
-        total += tl.load(parts + section * size.to(tl.int64) + places, mask=inside, other=0.0)
-    tl.store(out + places, total.to(out.dtype.element_ty), mask=inside)
 
 
 def block_shape(num_rows: int, weight: Tensor | PackedWeight) -> Shape:
@@ -109,8 +96,7 @@ def dense_product(
         return
     parts = torch.empty(count, *out.shape, dtype=torch.float32, device=out.device)
     product(rows, weight, parts, shape, groups=groups, sections=count)
-    grid, early = (triton.cdiv(out.numel(), _SUM_BLOCK),), early_launch()
-    _add_sections[grid](parts, out, out.numel(), count, _SUM_BLOCK, early, num_warps=4, launch_pdl=early)
+    add_parts(parts, out, early_launch())
 
 
 def runs_side_by_side(sections: int, num_rows: int, width: int) -> bool:

@@ -10,7 +10,7 @@ from dspark.ops.markov import MarkovHead, draw_blocks_of
 from dspark.ops.triton.draw import DrawnRows, best_of, draw_filtered, draw_rows, new_tiles, noise_key, take_best
 from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.elementwise import round_bf16
-from dspark.ops.triton.launch import INTERPRETED, block_of
+from dspark.ops.triton.launch import INTERPRETED, block_of, unbroken
 from dspark.ops.triton.linear import linear
 from dspark.ops.triton.noise import gumbel
 from dspark.ops.triton.product import _add as add_products
@@ -102,8 +102,7 @@ def draw_blocks(
     if kind is DrawKind.FILTERED:
         owners = torch.arange(num_blocks, device=base.device)
         corrected = torch.empty(num_blocks, vocab_size, dtype=torch.float32, device=base.device)
-    base = base if base.stride(2) == 1 else base.contiguous()
-    previous, positions = anchors, positions.contiguous()
+    base, previous, positions = unbroken(base), anchors, positions.contiguous()
     for k in range(width):
         _draw_step[(triton.cdiv(num_blocks, rows), tiles)](
             base, head.weight, head.embed, previous, positions, params.words, corrected, values, ids, num_blocks,
@@ -141,7 +140,7 @@ def _confidence(
 def confidence_logits(hidden: Tensor, previous_ids: Tensor, embed: Tensor, weight: Tensor) -> Tensor:
     """See `dspark.ops.markov.confidence_logits_of`."""
     num_rows, depth = hidden.shape
-    hidden = hidden if hidden.stride(1) == 1 else hidden.contiguous()
+    hidden = unbroken(hidden)
     out = torch.empty(num_rows, dtype=torch.float32, device=hidden.device)
     if num_rows:
         early, rank = early_launch(), embed.shape[1]

@@ -12,8 +12,8 @@ from dspark.ops.quantise import FP4_MAX, FP8_MAX
 from dspark.ops.triton.launch import new_output, packed, rounded
 
 _ELEMENTS = 1024  # of one program
-_FP8, _FP4, _FP4_E4M3, NONE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 KINDS = {"fp8": 0, "fp4": 1, "fp4_e4m3": 2, "none": 3}
+_FP8, _FP4, NONE = (tl.constexpr(KINDS[kind]) for kind in ("fp8", "fp4", "none"))
 _FP8_LIMIT, _FP4_LIMIT = tl.constexpr(FP8_MAX), tl.constexpr(FP4_MAX)
 _TO_WHOLE = tl.constexpr(1.5 * 2**23)
 _TO_512TH = tl.constexpr(1.5 * 2**14)
@@ -72,33 +72,19 @@ def fake_quantise(values, KIND: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.co
 
 
 @triton.jit
-def _quantise(x, out, num_groups, KIND: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr):
+def _quantise(x, out, num_groups, GROUP: tl.constexpr, GROUPS: tl.constexpr):
     group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     places = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     inside = (group < num_groups)[:, None]
     values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + places, fake_quantise(values, KIND, GROUPS, GROUP).to(out.dtype.element_ty), mask=inside)
-
-
-def _launch(x: Tensor, group: int, kind: tl.constexpr) -> Tensor:
-    values, out = packed(x), new_output(x, *x.shape)
-    num_groups = x.numel() // group
-    if num_groups:
-        groups = max(_ELEMENTS // group, 1)
-        _quantise[(triton.cdiv(num_groups, groups),)](values, out, num_groups, kind, group, groups, num_warps=4)
-    return rounded(out, x)
+    tl.store(out + places, rounded_fp8(values).to(out.dtype.element_ty), mask=inside)
 
 
 def quantise_fp8(x: Tensor, group: int) -> Tensor:
     """See `dspark.ops.quantise.quantise_fp8`; `group` is a power of two."""
-    return _launch(x, group, _FP8)
-
-
-def quantise_fp4(x: Tensor, group: int) -> Tensor:
-    """See `dspark.ops.quantise.quantise_fp4`; `group` is a power of two."""
-    return _launch(x, group, _FP4)
-
-
-def quantise_fp4_e4m3(x: Tensor, group: int) -> Tensor:
-    """See `dspark.ops.quantise.quantise_fp4_e4m3`; `group` is a power of two."""
-    return _launch(x, group, _FP4_E4M3)
+    values, out = packed(x), new_output(x, *x.shape)
+    num_groups = x.numel() // group
+    if num_groups:
+        groups = max(_ELEMENTS // group, 1)
+        _quantise[(triton.cdiv(num_groups, groups),)](values, out, num_groups, group, groups, num_warps=4)
+    return rounded(out, x)

@@ -8,7 +8,7 @@ from torch import Tensor
 from dspark.ops.experts import Output
 from dspark.ops.hyper import StreamMix
 from dspark.ops.triton.experts import sum_terms
-from dspark.ops.triton.launch import new_output, packed, rounded
+from dspark.ops.triton.launch import new_output, packed, rounded, unbroken
 
 _BLOCK = 256
 
@@ -71,7 +71,7 @@ def collapse_streams(streams: Tensor, pre: Tensor) -> Tensor:
     num_rows, num_streams, size = streams.shape
     out = new_output(streams, num_rows, size)
     if num_rows:
-        weights = strided_rows(pre)
+        weights = unbroken(pre)
         _collapse[_grid(num_rows, size)](
             packed(streams), weights, out, weights.stride(0), size, num_streams, _BLOCK, num_warps=2
         )
@@ -108,11 +108,6 @@ def embed_streams(weight: Tensor, token_ids: Tensor, num_streams: int, dtype: to
     if num_rows:
         _embed[_grid(num_rows, size)](packed(weight), packed(token_ids), out, size, num_streams, _BLOCK, num_warps=2)
     return rounded(out, like)
-
-
-def strided_rows(weights: Tensor) -> Tensor:
-    """[T, S] with neighbouring columns; rows may lie at any distance, or be one and the same."""
-    return weights if weights.stride(1) == 1 else weights.contiguous()
 
 
 def _grid(num_rows: int, size: int) -> tuple[int, int]:
