@@ -47,7 +47,7 @@ def rank_violations(tree: Tree) -> list[str]:
     violations = []
     for path, module in tree.modules.items():
         importer = _part_of_path(path)
-        if importer in (TOP, ""):  # the package's own __init__ offers the public names
+        if importer in (TOP, ""):  # the package itself offers the public names, and the program
             continue
         for line, target in _package_imports(module):
             if not _is_allowed(importer, target):
@@ -84,10 +84,10 @@ def _is_allowed(importer: str, target: str) -> bool:
 
 
 def _part_of_path(path: str) -> str:
-    """The folder or module below the package: "config" of src/dspark/config/errors.py; "" of its own __init__.py."""
+    """The folder or module below the package: "config" of src/dspark/config/errors.py; "" of what lies beside them."""
     first = path.removeprefix(f"src/{PACKAGE}/").split("/")[0]
     name = first.removesuffix(".py")
-    return "" if name == "__init__" else name
+    return "" if name in ("__init__", "__main__") else name
 
 
 def _package_imports(module: ast.Module) -> Iterator[tuple[int, str]]:

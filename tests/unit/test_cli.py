@@ -2,6 +2,7 @@
 
 import errno
 import json
+import subprocess
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ from dspark.cli import session
 from dspark.cli.bench_inputs import check_outputs
 from dspark.cli.files import write_whole
 from dspark.config.errors import DSparkError
+from dspark.version import __version__
 from support.fake_engine import BOS, FakeLLM
 
 PLAIN = {"accepted": 0, "speculation_status": "not running because drafts are off"}
@@ -45,6 +47,11 @@ def interrupt_after(num_tokens):
             raise KeyboardInterrupt
 
     return check
+
+
+def test_the_package_runs_as_a_program():
+    done = subprocess.run([sys.executable, "-m", "dspark", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"dspark {__version__}\n"
 
 
 def test_text_goes_to_stdout_and_its_summary_to_stderr(run):

@@ -9,6 +9,7 @@ from rich.table import Table
 from dspark.bench.acceptance import AcceptanceReport, Gain, Run
 from dspark.bench.bootstrap import Interval
 from dspark.bench.rounds import ConfidenceQuality
+from dspark.engine.machine import processor
 from dspark.speculative.statistics import Estimate
 
 _ROW_HEADINGS = ("domain", "drafter")
@@ -35,7 +36,7 @@ def acceptance_lines(report: AcceptanceReport) -> list[str]:
     lines = [
         f"{settings['prompts']} prompts, rounds that begin in the first {settings['max_tokens']} tokens, "
         f"seed {settings['seed']}, {report.model}",
-        f"{machine.get('gpu', machine['cpu'])}, torch {machine['torch']}",
+        f"{processor(machine)}, torch {machine['torch']}",
     ]
     different = sum(
         gain.num_different for gain in report.gains if gain.setting.sampler == "keyed" and gain.domain != "all"

@@ -1,28 +1,25 @@
 """What ranks pay for each other: sums and exchanges of a pass's rows, by every way that this machine has."""
 
-import json
-import os
-import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from dspark.bench.device_timing import Call, captured_us
 from dspark.config.errors import DSparkError
-from dspark.engine.device import ops_for
 from dspark.engine.machine import describe_machine
+from dspark.engine.ranks.failure import TimeLimits
+from dspark.engine.ranks.meeting import RankPlace
+from dspark.engine.ranks.opening import root_of
+from dspark.engine.ranks.team import Team
+from dspark.ops.opset import ops_for
 from dspark.ops.parts import sum_parts
 from dspark.parallel.group import RankGroup
-from dspark.parallel.opening import open_group
 from dspark.parallel.torch_group import TorchGroup
 
 ROW_COUNTS = (1, 6, 24, 96, 384)
@@ -75,41 +72,35 @@ def run_collective_bench(
         row_counts: rows of a call.
     Raises:
         DSparkError: there are not so many devices.
+        RankError: a rank did not come, or has failed.
     """
     if device_type == "cuda" and torch.cuda.device_count() < num_ranks:
         raise DSparkError(f"{num_ranks} ranks need as many accelerators and {torch.cuda.device_count()} are visible")
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_measure_rank, (num_ranks, tuple(row_counts), device_type, Path(folder)), nprocs=num_ranks)
-        found = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(num_ranks)]
+    team = Team(num_ranks, device_type, TimeLimits())
+    try:
+        found: list[list[CollectiveRow]] = root_of(team).ask(_measure_rank, tuple(row_counts))
+    finally:
+        team.close()
     rows = [
-        CollectiveRow(**{**same[0], "us": max(one["us"] for one in same), "is_exact": all(o["is_exact"] for o in same)})
-        for same in zip(*(rank["rows"] for rank in found), strict=True)
+        replace(same[0], us=max(one.us for one in same), is_exact=all(one.is_exact for one in same))
+        for same in zip(*found, strict=True)
     ]
     machine = describe_machine(torch.device(device_type))
-    return CollectiveReport(machine, num_ranks, found[0]["remark"], tuple(rows))
+    return CollectiveReport(machine, num_ranks, team.place.remark, tuple(rows))
 
 
-def _measure_rank(rank: int, size: int, row_counts: tuple[int, ...], device_type: str, folder: Path) -> None:
-    """One rank's process; its rows go into a file."""
-    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device(device_type)
-    backend = "nccl" if device_type == "cuda" else "gloo"
-    if device_type == "cuda":
-        torch.cuda.set_device(device)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(backend, init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=size)
-    far = TorchGroup(ops_for(device))
-    best, remark = open_group(ops_for(device), device)
-    ways: dict[str, RankGroup] = {backend: far}
-    if not isinstance(best, TorchGroup):
-        ways = {"direct": best, **ways}
-    rows = [
-        vars(_measure(operation, way, group, count, device))
+def _measure_rank(own: RankPlace, row_counts: tuple[int, ...]) -> list[CollectiveRow]:
+    """What one rank measures; every rank makes the same calls."""
+    far = TorchGroup(ops_for(own.device))
+    ways: dict[str, RankGroup] = {"nccl" if own.device.type == "cuda" else "gloo": far}
+    if not isinstance(own.group, TorchGroup):
+        ways = {"direct": own.group, **ways}
+    return [
+        _measure(operation, way, group, count, own.device)
         for operation in ("sum", "gather")
         for count in row_counts
         for way, group in ways.items()
     ]
-    (folder / f"{rank}.json").write_text(json.dumps({"remark": remark, "rows": rows}))
-    dist.destroy_process_group()
 
 
 def _measure(operation: str, way: str, group: RankGroup, count: int, device: torch.device) -> CollectiveRow:

@@ -1,6 +1,6 @@
 """Memory that a benchmark of a whole model needs, checked before anything is made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dspark.bench.geometry import Geometry, cut_engram
 from dspark.config import Config
@@ -8,13 +8,10 @@ from dspark.config.errors import DSparkError
 from dspark.engine.device import Placement
 from dspark.engine.device_memory import HostMemory, memory_of
 from dspark.engine.memory import gib
-from dspark.engine.sizing import sizes_of
+from dspark.engine.sizing import rank_weights, sizes_of
 from dspark.layers.plans import Storage
 from dspark.models.facts import model_facts
-from dspark.models.model_bytes import planned_bytes
-from dspark.models.sharding import shard_plan
 from dspark.ops.table import TABLE_GROUP, TablePlace
-from dspark.parallel.shard import Shard
 from dspark.state.geometry import state_geometry
 
 # What the largest passes work in, before anybody can measure it.
@@ -36,9 +33,8 @@ def check_memory(geometry: Geometry, config: Config, placement: Placement) -> Me
     Raises:
         DSparkError: they do not fit; the message says what does.
     """
-    part = shard_plan(geometry.plan, Shard(0, config.tensor_parallel_size, config.enable_expert_parallel))
     need = MemoryNeed(
-        planned_bytes(part, placement.ops, TablePlace(config.engram_tables)),
+        rank_weights(geometry.plan, config, placement.ops),
         request_bytes(geometry, config),
         memory_of(placement.device, config).room().spendable,
     )
@@ -65,8 +61,7 @@ def fit_engram(geometry: Geometry, config: Config, placement: Placement) -> Geom
         return geometry
     place = TablePlace(config.engram_tables)
     if place is TablePlace.DEVICE:
-        part = shard_plan(geometry.plan, Shard(0, config.tensor_parallel_size, config.enable_expert_parallel))
-        others = planned_bytes(part, placement.ops, TablePlace.PINNED) + _WORKSPACES
+        others = rank_weights(geometry.plan, replace(config, engram_tables="pinned"), placement.ops) + _WORKSPACES
         others += config.max_num_seqs * request_bytes(geometry, config)
         left = memory_of(placement.device, config).room().spendable - others
     else:

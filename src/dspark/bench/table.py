@@ -6,6 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from dspark.bench.generate import GenerateReport, Row
+from dspark.engine.machine import processor
 
 _SPEED_HEADINGS = ("prompts", "tokens", "plain tok/s", "DSpark tok/s", "ratio", "accepted length", "wasted rows")
 
@@ -28,7 +29,7 @@ def generate_lines(report: GenerateReport) -> list[str]:
 
 
 def _place(machine: dict[str, Any]) -> str:
-    return f"{machine.get('gpu', machine['cpu'])}, {machine['torch_threads']} threads, torch {machine['torch']}"
+    return f"{processor(machine)}, {machine['torch_threads']} threads, torch {machine['torch']}"
 
 
 def _comparison(report: GenerateReport) -> str:

@@ -12,6 +12,7 @@ from dspark.bench.collectives import ROW_COUNTS, CollectiveReport, run_collectiv
 from dspark.cli import options
 from dspark.cli.console import print_report
 from dspark.config.errors import DSparkError
+from dspark.engine.machine import processor
 
 
 def collectives(
@@ -25,11 +26,10 @@ def collectives(
     """Microseconds of sums and exchanges between ranks, and whether their bits are right; the last line is JSON."""
     if tp < 2:
         raise DSparkError(f"--tp is {tp}: give at least 2")
-    if any(count < 1 for count in rows or ()):
-        raise DSparkError(f"--rows is {min(rows or [])}: give at least 1")
+    options.require_positive(rows=min(rows or [1]))
     report = run_collective_bench(tp, tuple(rows) if rows else ROW_COUNTS, "cpu" if on_cpu else "cuda")
     machine = report.machine
-    place = f"{machine.get('gpu') or machine['cpu']}, {report.num_ranks} ranks, torch {machine['torch']}"
+    place = f"{processor(machine)}, {report.num_ranks} ranks, torch {machine['torch']}"
     lines = [place, *([report.remark] if report.remark else [])]
     if not as_json:
         print_report(None, [_table(report)], lines)

@@ -21,6 +21,7 @@ from dspark.cli.files import write_whole
 from dspark.cli.options import DraftChoice, EngramTablesChoice
 from dspark.cli.roofline import publish_json
 from dspark.config.errors import DSparkError
+from dspark.engine.machine import processor
 
 _ENGRAM_ROWS, _FIT = 2**20, "fit"
 _ACCEPTED_LEN = 3.51
@@ -79,9 +80,7 @@ def decode(
     """Time of rounds with forced acceptance beside plain decoding; the last line is one JSON object."""
     counts = whole_numbers("--requests", requests)
     contexts = whole_numbers("--context", context)
-    for name, value in (("--steps", steps), ("--tp", tp)):
-        if value < 1:
-            raise DSparkError(f"{name} is {value}: give at least 1")
+    options.require_positive(steps=steps, tp=tp)
     check_outputs(json_file, plot)
     chosen = read_geometry(geometry, layers, _row_limit(engram_rows))
     settings = DecodeSettings(
@@ -247,9 +246,8 @@ def _exchanged(figure: DecodeFigure, found: Collectives) -> str:
 def _lines(report: DecodeReport) -> list[str]:
     machine, settings = report.machine, report.settings
     cuts = f" ({'; '.join(report.cuts)})" if report.cuts else ""
-    device = machine.get("gpu", machine["cpu"])
     lines = [
-        f"{report.geometry}{cuts}, random weights, {device}, torch {machine['torch']}",
+        f"{report.geometry}{cuts}, random weights, {processor(machine)}, torch {machine['torch']}",
         f"memory: {report.memory.sentence()}; {report.memory.num_possible:,} requests of this length would fit",
     ]
     if settings.engram_tables != "device":

@@ -26,8 +26,7 @@ def kernels(
     as_json: options.Json = False,
 ) -> None:
     """Time and bandwidth of each product on an accelerator; the last line is one JSON object."""
-    if any(count < 1 for count in rows or ()):
-        raise DSparkError(f"--rows is {min(rows or [])}: give at least 1")
+    options.require_positive(rows=min(rows or [1]))
     if importlib.util.find_spec("triton") is None:
         raise DSparkError("the kernels are written in triton, which is not installed: it comes with torch's CUDA build")
     bench = importlib.import_module("dspark.bench.kernels")

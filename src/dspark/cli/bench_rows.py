@@ -11,7 +11,6 @@ from dspark.cli import options
 from dspark.cli.console import print_report, progress
 from dspark.cli.options import DraftChoice
 from dspark.cli.session import model_folder, model_name, open_llm
-from dspark.config.errors import DSparkError
 
 _TEXT = "The rows of a pass are computed side by side, and none of them knows how many others there are. "
 
@@ -22,8 +21,7 @@ def rows(
     as_json: options.Json = False,
 ) -> None:
     """A target pass with the engine's products against the library's own: time, and rows whose bits change."""
-    if repeats < 1:
-        raise DSparkError(f"--repeats is {repeats}: give at least 1")
+    options.require_positive(repeats=repeats)
     llm = open_llm(model, DraftChoice.OFF)
     token_ids = llm.tokenizer.encode(_TEXT * 16)[: max(ROW_COUNTS)]
     with progress() as display:

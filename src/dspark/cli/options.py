@@ -10,6 +10,7 @@ from dspark.bench.geometry import geometry_names
 from dspark.cli.prompt import checked_text
 from dspark.config import Config
 from dspark.config.checks import require_int
+from dspark.config.errors import DSparkError
 from dspark.config.sampling import SamplingParams
 
 DEFAULTS = SamplingParams()
@@ -75,6 +76,17 @@ RequestCounts = Annotated[str, typer.Option("--requests", help="Requests at once
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Also write the JSON object of the last line to a file.")
 ]
+
+
+def require_positive(**counts: int | None) -> None:
+    """Refuse counts below 1; each is named as its option is, with underscores, and None where it was not given.
+
+    Raises:
+        DSparkError: the first one that is too small.
+    """
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise DSparkError(f"--{name.replace('_', '-')} is {count}: give at least 1")
 
 
 def rank_settings(tensor_parallel_size: int, enable_expert_parallel: bool = False) -> dict[str, Any]:

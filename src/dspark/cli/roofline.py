@@ -87,8 +87,7 @@ def publish_json(report: dict[str, Any], json_file: Path | None) -> None:
 
 def _check(geometry: Geometry, tp: int, context: int, accepted_len: float, bandwidth: float, peak: float) -> None:
     """Refuse numbers that mean nothing."""
-    if tp < 1:
-        raise DSparkError(f"--tp is {tp}: give at least 1")
+    options.require_positive(tp=tp)
     question = Question(Config(tensor_parallel_size=tp), model_facts(geometry.plan), None, None, None)
     for sentence in refuse_parallel_split(question):
         raise DSparkError(sentence)

@@ -13,7 +13,8 @@ import typer
 from dspark.cli import options
 from dspark.cli.console import note, out
 from dspark.cli.files import read_text
-from dspark.cli.options import DraftChoice, EngramTablesChoice, ExactnessChoice
+from dspark.cli.options import DraftChoice, EngramTablesChoice, ExactnessChoice, require_positive
+from dspark.cli.session import require_folder
 from dspark.config import Config, SpeculativeConfig
 from dspark.config.errors import DSparkError
 from dspark.config.speculative_json import read_speculative_json
@@ -107,8 +108,7 @@ def serve(
 ) -> None:
     """Serve a model to OpenAI clients: completions, chat, streams, metrics. Ctrl-C or SIGTERM drains and ends it."""
     _require_packages("serve", _PACKAGES)
-    if replicas < 1:
-        raise DSparkError(f"--replicas is {replicas}: give at least 1")
+    require_positive(replicas=replicas)
     settings = ServerSettings(
         host=host,
         port=port,
@@ -137,7 +137,7 @@ def serve(
     }
     _set_up_log(settings)
     options: dict[str, Any] = {"model": model, "draft": draft.value, "max_waiting": settings.max_waiting, **config}
-    _require_folder(model)
+    require_folder(model)
     # A large model loads for minutes, after which nobody wants to learn that the port is taken.
     import_module("dspark.serve.run").open_socket(host, port).close()
     if replicas == 1:
@@ -179,12 +179,6 @@ def _set_up_log(settings: ServerSettings) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-
-
-def _require_folder(model: Path | None) -> None:
-    if model is not None and not model.is_dir():
-        what = "is a file, not a folder" if model.exists() else "does not exist"
-        raise DSparkError(f"the model {model} {what}: --model takes the folder of a checkpoint")
 
 
 def _run(engine: Any, settings: ServerSettings) -> None:

@@ -28,9 +28,7 @@ def open_llm(
     Raises:
         DSparkError: the folder is missing, or what is in it cannot be run.
     """
-    if model is not None and not model.is_dir():
-        what = "is a file, not a folder" if model.exists() else "does not exist"
-        raise DSparkError(f"the model {model} {what}: --model takes the folder of a checkpoint")
+    require_folder(model)
     if verifies_all:
         llm = LLM(model, speculative_config=SpeculativeConfig(), **ranks)
     else:
@@ -39,6 +37,13 @@ def open_llm(
         for sentence in _notes(llm, draft):
             note(f"note: {sentence}")
     return llm
+
+
+def require_folder(model: Path | None) -> None:
+    """Refuse a --model that is no folder, before anything is loaded. Raises DSparkError."""
+    if model is not None and not model.is_dir():
+        what = "is a file, not a folder" if model.exists() else "does not exist"
+        raise DSparkError(f"the model {model} {what}: --model takes the folder of a checkpoint")
 
 
 def _notes(llm: LLM, draft: DraftChoice) -> list[str]:

@@ -15,7 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from dspark.cli import exit_codes, options
 from dspark.cli.console import err, fail, note, print_report
 from dspark.cli.files import require_writable, write_whole
-from dspark.cli.session import model_name
+from dspark.cli.session import model_name, require_folder
 from dspark.config.errors import DSparkError
 from dspark.validate.lifecycle.ragged_probe import probe_ragged
 from dspark.validate.lifecycle.report import lines, tables
@@ -104,8 +104,7 @@ def lifecycle(
 
 def _open(model: Path | None, folder: Path, seed: int, ranks: int, on_progress: OnProgress) -> Run:
     """Load the model and write the tiny ones. Ranks cannot divide the embedded one: a tiny one stands in for it."""
-    if model is not None and not model.is_dir():
-        raise DSparkError(f"the model {model} is no folder: --model takes the folder of a checkpoint")
+    require_folder(model)
     max_len, max_output, max_prompt = _GIVEN_SIZES
     tiny = [
         Subject(name, write_tiny_checkpoint(folder / name, name, ranks=ranks), *_TINY_SIZES, ranks)

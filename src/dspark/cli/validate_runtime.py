@@ -14,8 +14,9 @@ from rich.table import Table
 from dspark.cli import exit_codes, options
 from dspark.cli.console import fail, note, print_report
 from dspark.cli.files import require_writable, write_whole
-from dspark.cli.session import model_name
+from dspark.cli.session import model_name, require_folder
 from dspark.config.errors import DSparkError
+from dspark.engine.machine import processor
 from dspark.validate.lifecycle.probe import ProbeResult
 from dspark.validate.lifecycle.tiny import TINY_NAMES, write_tiny_checkpoint
 from dspark.validate.runtime.run import RuntimeReport, RuntimeSettings, validate_runtime
@@ -59,8 +60,7 @@ def runtime(
             )
     if output is not None:
         require_writable("--output", output)
-    if model is not None and not model.is_dir():
-        raise DSparkError(f"the model {model} is no folder: --model takes the folder of a checkpoint")
+    require_folder(model)
     settings = RuntimeSettings(
         graph,
         parts,
@@ -109,6 +109,5 @@ def _table(report: RuntimeReport) -> Table:
 
 def _lines(report: RuntimeReport) -> list[str]:
     machine = report.machine
-    place = machine.get("gpu", machine["cpu"])
     verdict = "no mismatch" if report.is_ok else "FAILED"
-    return [f"{verdict}; {place}, torch {machine['torch']}, {report.seconds:.0f} s"]
+    return [f"{verdict}; {processor(machine)}, torch {machine['torch']}, {report.seconds:.0f} s"]

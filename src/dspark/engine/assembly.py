@@ -21,17 +21,13 @@ from dspark.engine.opening import open_checkpoint
 from dspark.engine.ranks.engine import RankedEngine, RankedLoop
 from dspark.engine.ranks.opening import CheckpointPlan, TeamMemory, open_on_ranks, open_team, read_checkpoint
 from dspark.engine.ranks.share import Share
-from dspark.engine.sizing import EngineParts, size_engine
+from dspark.engine.sizing import EngineParts, rank_weights, size_engine
 from dspark.engine.speculation import default_speculation, plan_speculation
 from dspark.engine.threads import use_threads_for
 from dspark.engine.tokenizer import TextTokenizer, generation_eos_ids
 from dspark.layers.plans import ModelPlan
 from dspark.models.build import Model
-from dspark.models.model_bytes import planned_bytes
-from dspark.models.sharding import shard_plan
-from dspark.ops.table import TablePlace
 from dspark.parallel.group import ALONE
-from dspark.parallel.shard import Shard
 from dspark.scheduler.scheduler import Scheduler
 from dspark.state.prefix_cache import PrefixCache
 
@@ -149,10 +145,8 @@ def _load(sketch: Outline) -> tuple[Model, Share[Model] | None, DeviceMemory]:
     """The weights, on all ranks where there are several, and the memory that they are in."""
     config, placement = sketch.config, sketch.placement
     memory: DeviceMemory = memory_of(placement.device, config)
-    with_draft = config.speculative_config is not None
-    ranks = Shard(0, config.tensor_parallel_size, config.enable_expert_parallel)
-    kept = shard_plan(sketch.plan if with_draft else replace(sketch.plan, draft=None), ranks)
-    needed = planned_bytes(kept, placement.ops, TablePlace(config.engram_tables))
+    kept = sketch.plan if config.speculative_config is not None else replace(sketch.plan, draft=None)
+    needed = rank_weights(kept, config, placement.ops)
     root = open_team(config, placement.device)
     if root is not None:
         memory = TeamMemory(memory, root, config)

@@ -41,7 +41,7 @@ def graph_mode(config: Config, device: torch.device) -> CUDAGraphMode:
 
 
 def engine_facts() -> EngineFacts:
-    """The engine of this package: one rank, on the CPU or on an accelerator that Triton compiles for."""
+    """The engine of this package, on the CPU or on an accelerator that Triton compiles for."""
     if _has_triton():
         return EngineFacts("this engine", devices=("cpu", "cuda"))
     idle = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -85,8 +85,8 @@ class DeviceRounds:
         self._target = FixedTarget(model, state)
         self._draft = FixedDraft(model, state, width, num_valid_tokens) if width else None
         self._stopwatch = stopwatch
-        max_pages = -(-plan.capacity_for(plan.max_len) // state.page_tokens)
-        self.buffers = RoundBuffers(state.num_slots, width, self._target.max_ngram, max_pages, state.device)
+        max_pages = plan.max_pages(state.page_tokens)
+        self.buffers = RoundBuffers(state.num_slots, width, model.plan.max_ngram, max_pages, state.device)
         self._sampling = DeviceSampling(state.num_slots, state.device)
         self._verdict = DeviceVerdict(speculation.forced, state.device)
         self._passes: GraphCache[PassResult] = GraphCache(plan.is_captured)

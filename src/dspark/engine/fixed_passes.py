@@ -39,11 +39,6 @@ class FixedTarget:
     model: Model
     state: ModelState
 
-    @property
-    def max_ngram(self) -> int:
-        """Columns of `PassRows.ngrams`; 0 where the model has no Engram."""
-        return self.model.plan.ngrams.max_ngram if self.model.plan.ngrams else 0
-
     def run(self, rows: PassRows, capacity: int) -> tuple[Tensor, Tensor | None]:
         """Logits [T, V] and target_hidden [T, n * D]; `capacity` positions of a request can be seen."""
         target = self.model.target

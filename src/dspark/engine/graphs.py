@@ -56,6 +56,10 @@ class GraphPlan:
             capacity *= 2
         return capacity
 
+    def max_pages(self, page_tokens: int) -> int:
+        """Pages of so many tokens that a graph can see of a request at most."""
+        return -(-self.capacity_for(self.max_len) // page_tokens)
+
     @property
     def num_capacities(self) -> int:
         """How many capacities there are."""

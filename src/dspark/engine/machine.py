@@ -27,6 +27,11 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     return machine
 
 
+def processor(machine: dict[str, Any]) -> str:
+    """What a described machine computes with."""
+    return str(machine.get("gpu", machine["cpu"]))
+
+
 def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -14,7 +14,7 @@ from dspark.models.build import Model
 from dspark.ops.places import RowPlaces
 from dspark.sampling.device_rows import DeviceSampling
 from dspark.state.model_state import ModelState
-from dspark.state.spans import Span
+from dspark.state.spans import Span, page_table, row_owners, row_positions, row_slots
 
 
 class TargetGraphs:
@@ -26,9 +26,8 @@ class TargetGraphs:
         self._target = FixedTarget(model, state)
         self._stopwatch = stopwatch
         most = plan.row_counts[-1]
-        self._rows = StaticRows(most, 4 + self._target.max_ngram, state.device)
-        max_pages = -(-plan.capacity_for(plan.max_len) // state.page_tokens)
-        self._pages = torch.zeros(most, max_pages, dtype=torch.int64, device=state.device)
+        self._rows = StaticRows(most, 4 + model.plan.max_ngram, state.device)
+        self._pages = torch.zeros(most, plan.max_pages(state.page_tokens), dtype=torch.int64, device=state.device)
         self._graphs: GraphCache[tuple[Tensor, Tensor | None]] = GraphCache(plan.is_captured)
 
     def rows_for(self, spans: Sequence[Span]) -> int | None:
@@ -46,23 +45,16 @@ class TargetGraphs:
             num_rows: rows of the graph, see `rows_for`.
             ngrams: [T][n] token ids, empty without Engram.
         """
-        positions = [position for span in spans for position in range(span.start, span.stop)]
-        slots = [span.request.slot for span in spans for _ in range(span.num_rows)]
-        owners = [number for number, span in enumerate(spans) for _ in range(span.num_rows)]
-        columns = [token_ids, positions, slots, owners, *zip(*ngrams, strict=True)]
-        padding = [0, 0, -1, len(spans) - 1, *[-1] * self._target.max_ngram]
+        columns = [token_ids, row_positions(spans), row_slots(spans), row_owners(spans), *zip(*ngrams, strict=True)]
+        padding = [0, 0, -1, len(spans) - 1, *[-1] * self._target.model.plan.max_ngram]
         self._rows.fill(num_rows, columns, padding)
-        self._fill_pages(spans)
+        table = torch.tensor(page_table([span.request.pages for span in spans]), dtype=torch.int64)
+        self._pages[: len(spans), : table.shape[1]] = table.to(self.state.device)
         capacity = self.plan.capacity_for(max(span.stop for span in spans))
         with self._stopwatch.phase("target"):
             logits, hidden = self._graphs.launch((num_rows, capacity), lambda: self._pass(num_rows, capacity))
-        count = len(positions)
+        count = len(token_ids)
         return logits[:count], None if hidden is None else hidden[:count]
-
-    def _fill_pages(self, spans: Sequence[Span]) -> None:
-        longest = max(len(span.request.pages) for span in spans)
-        tables = [span.request.pages + [0] * (longest - len(span.request.pages)) for span in spans]
-        self._pages[: len(spans), :longest] = torch.tensor(tables, dtype=torch.int64).to(self.state.device)
 
     def _pass(self, num_rows: int, capacity: int) -> tuple[Tensor, Tensor | None]:
         token_ids, positions, slots, owners, *ngrams = self._rows.view(num_rows)
@@ -104,10 +96,8 @@ class DraftGraphs:
 
     def absorb(self, num_rows: int, spans: Sequence[Span], target_hidden: Tensor) -> None:
         """Keep the draft's window rows of committed tokens; `num_rows` is that of a graph."""
-        positions = [position for span in spans for position in range(span.start, span.stop)]
-        slots = [span.request.slot for span in spans for _ in range(span.num_rows)]
-        self._committed.fill(num_rows, [positions, slots], [0, -1])
-        self._hidden[: len(positions)] = target_hidden
+        self._committed.fill(num_rows, [row_positions(spans), row_slots(spans)], [0, -1])
+        self._hidden[: len(target_hidden)] = target_hidden
         with self._stopwatch.phase("draft"):
             self._absorbs.launch((num_rows,), lambda: self._keep(num_rows))
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from dspark.engine.request import Request
 from dspark.ops.rounds import NUM_SCALARS, RoundTable, aligned_rows
 from dspark.speculative.device_lengths import Bounds
+from dspark.state.spans import page_table
 
 # Rounds that may be out at a time, the one that is prepared, and one whose blocks are read later than its verdict.
 NUM_TURNS = 4
@@ -80,9 +81,7 @@ class RoundBuffers:
         if sizes == self._num_pages:
             return False
         self._num_pages = sizes
-        longest = max(sizes)
-        padded = [[*pages, *[0] * (longest - len(pages))] for pages in tables]
-        self._page_upload.write(self.pages[: len(tables), :longest], padded)
+        self._page_upload.write(self.pages[: len(tables), : max(sizes)], page_table(tables))
         return True
 
     def set_bounds(self, bounds: Bounds) -> bool:

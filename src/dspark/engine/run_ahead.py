@@ -1,9 +1,9 @@
-"""Decode windows: while the same requests decode, rounds stay on the device and the host reads them one step late.
+"""Stretches: while the same requests decode, rounds stay on the device and the host reads them one step late.
 
 A step launches the next round before it reads the one that runs, so the device never waits for the host. What the host
 finds out late costs a round of the request that it concerns, and nothing else: the rows of a round lie beyond the
 committed ones, so whatever it did for a request that had ended, stopped or left is never read. Everything unusual ends
-the window: what is out is read, and the general step goes on from there.
+the stretch: what is out is read, and the general step goes on from there.
 """
 
 from collections import deque
@@ -29,7 +29,7 @@ from dspark.state.model_state import RequestState
 
 @dataclass
 class Column:
-    """A request of the window, with the state that it had when it entered.
+    """A request of the stretch, with the state that it had when it entered.
 
     Attributes:
         is_empty: the device knows that the request is gone.
@@ -58,7 +58,7 @@ class Flight:
 
 
 class RunAhead:
-    """Runs the rounds of one window after the other.
+    """Runs the rounds of one stretch after the other.
 
     Args:
         engine: whose requests, state and counts they are.
@@ -92,13 +92,13 @@ class RunAhead:
         if not requests:
             return False
         if self.is_flying:
-            return self._is_window_of(requests)
+            return self._is_stretch_of(requests)
         num_rows = len(requests) * self._query_len
         has_shape = num_rows <= self._max_rows and self._plan.rows_for(num_rows) is not None
         return has_shape and all(map(_is_ready, requests))
 
-    def _is_window_of(self, requests: Sequence[Request]) -> bool:
-        """Whether the window holds these requests, and not so many empty columns that fewer rows would do."""
+    def _is_stretch_of(self, requests: Sequence[Request]) -> bool:
+        """Whether the stretch has these requests, and not so many empty columns that fewer rows would do."""
         live = [column.request for column in self._columns if column.is_live]
         if len(live) != len(requests) or any(a is not b for a, b in zip(live, requests, strict=True)):
             return False
@@ -139,8 +139,8 @@ class RunAhead:
         return emissions
 
     def _enter(self, requests: Sequence[Request]) -> None:
-        """Begin a window."""
-        for flight in self._flights:  # of a window whose requests are all gone
+        """Begin a stretch."""
+        for flight in self._flights:  # of a stretch whose requests are all gone
             flight.outcome.wait()
         self._flights.clear()
         self._take_blocks()
@@ -232,7 +232,7 @@ class RunAhead:
 
 
 def run_ahead_of(engine: Engine, max_rows: int) -> RunAhead | None:
-    """The windows of an engine whose passes have fixed shapes and whose drafts, if any, are its own."""
+    """The stretches of an engine whose passes have fixed shapes and whose drafts, if any, are its own."""
     plan, speculation = engine.graphs, engine.speculation
     if plan is None or not plan.runs_ahead or speculation.proposer is not None:
         return None

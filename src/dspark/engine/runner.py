@@ -19,7 +19,7 @@ from dspark.scheduler.plan import RequestId
 from dspark.speculative.dspark import DraftBlock
 from dspark.speculative.proposer import ProposalRequest
 from dspark.state.model_state import ModelState, RequestState
-from dspark.state.spans import Span, next_span
+from dspark.state.spans import Span, next_span, row_positions
 from dspark.state.views import DraftView, PassView, keep_context, open_pass
 
 
@@ -63,7 +63,7 @@ class TargetRunner:
         self._stopwatch = stopwatch or Stopwatch()
         self._graphs = TargetGraphs(model, state, graphs, self._stopwatch) if graphs and graphs.row_counts else None
         self._pieces = PiecewiseTarget(model, state, graphs) if graphs and graphs.piece_counts else None
-        self._max_ngram = model.plan.ngrams.max_ngram if model.plan.ngrams else 0
+        self._max_ngram = model.plan.max_ngram
         self.history_len = max(self._max_ngram - 1, 0)
 
     @torch.inference_mode()
@@ -166,7 +166,7 @@ class DraftRunner:
         if self.graphs is not None and graph_rows is not None:
             self.graphs.absorb(graph_rows, spans, kept_hidden)
             return
-        positions = torch.tensor([p for span in spans for p in range(span.start, span.stop)], device=self.state.device)
+        positions = torch.tensor(row_positions(spans), device=self.state.device)
         with self._stopwatch.phase("draft"):
             keep_context(self.state, spans, self.draft.context_rows(kept_hidden, positions))
 

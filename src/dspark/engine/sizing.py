@@ -21,7 +21,11 @@ from dspark.engine.speculation import Speculation
 from dspark.engine.tokenizer import TextTokenizer
 from dspark.layers.plans import ModelPlan
 from dspark.models.build import Model
-from dspark.models.model_bytes import held_bytes
+from dspark.models.model_bytes import held_bytes, planned_bytes
+from dspark.models.sharding import shard_plan
+from dspark.ops.opset import OpSet
+from dspark.ops.table import TablePlace
+from dspark.parallel.shard import Shard
 from dspark.state.geometry import StateSizes, rewind_rows, rows_ahead, state_geometry, state_sizes
 from dspark.state.model_state import ModelState
 
@@ -81,6 +85,18 @@ def sizes_of(plan: ModelPlan, config: Config, width: int) -> StateSizes:
     return state_sizes(geometry, 1 + width, rewind, value_bytes, INDEX_DTYPE.itemsize)
 
 
+def rank_weights(plan: ModelPlan, config: Config, ops: OpSet) -> int:
+    """Bytes of the weights that one rank holds, before they are read.
+
+    Args:
+        plan: of the whole model, as it is loaded.
+    Raises:
+        ConfigError: the model cannot be divided by so many ranks.
+    """
+    part = shard_plan(plan, Shard(0, config.tensor_parallel_size, config.enable_expert_parallel))
+    return planned_bytes(part, ops, TablePlace(config.engram_tables))
+
+
 def size_engine(parts: EngineParts, memory: DeviceMemory) -> MemoryPlan:
     """The pages of an engine, and who holds the rest of the memory.
 
@@ -109,7 +125,7 @@ def foreseen(plan: ModelPlan, config: Config, width: int, max_len: int, room: Ro
     """The same before weights are read; what passes take is not measured then.
 
     Args:
-        plan: as it is loaded. width: draft tokens a round. weights: bytes, see `planned_bytes`.
+        plan: as it is loaded. width: draft tokens a round. weights: bytes, see `rank_weights`.
     Raises:
         ConfigError: it does not fit; the message says why.
     """

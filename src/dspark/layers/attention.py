@@ -35,7 +35,7 @@ class Prepared:
 
     Attributes:
         q_latent: [T, q_rank], quantised. rows: [T, K], for the window. q: [T, H * K].
-        sums: [S, T, N] of the compressor's and the indexer's maps, None where there are none.
+        sums: [sections, T, N] of the compressor's and the indexer's maps, None where there are none.
     """
 
     q_latent: Tensor

@@ -35,7 +35,7 @@ class Compressor(nn.Module):
         """Write the rows of the groups that this pass completes.
 
         Args:
-            sums: [S, T, N] of `maps`, for rows of `dtype`. turn: of the groups' positions.
+            sums: [sections, T, N] of `maps`, for rows of `dtype`. turn: of the groups' positions.
         Returns:
             [C, width], the rows before they are turned and quantised.
         """

@@ -40,7 +40,8 @@ class Indexer(nn.Module):
         """Append the index keys of the groups that this pass completes.
 
         Args:
-            sums: [S, T, N] of `maps`. latent: [C, K], the compressed rows before rope. turn: of the groups' positions.
+            sums: [sections, T, N] of `maps`. latent: [C, K], the compressed rows before rope.
+            turn: of the groups' positions.
         """
         if self.plan.key_compressor is not None:
             groups = view.groups(self.key_store, self.ratio, self.plan.key_compressor.reach)
@@ -55,7 +56,7 @@ class Indexer(nn.Module):
         """Pick rows for each query.
 
         Args:
-            sums: [S, T, N] of `maps`. q_latent: [T, q_rank], quantised. turn: of the query positions.
+            sums: [sections, T, N] of `maps`. q_latent: [T, q_rank], quantised. turn: of the query positions.
             candidates: [T, C] bool from the candidate layer, or None before it.
         Returns:
             places of the picks in the compressed store [T, J], ascending by row, -1 where there are fewer; and the

@@ -76,7 +76,7 @@ class LinearGroup:
         return sum(widths[: self.maps.index(one)])
 
     def sums(self, x: Tensor) -> Tensor:
-        """x: [T, in_size] -> sums [S, T, N], see `dspark.ops.kept_rows`."""
+        """x: [T, in_size] -> sums [sections, T, N], see `dspark.ops.kept_rows`."""
         if self.joined is not None:
             return self.ops.joint_sums(x, [self.joined])
         return self.ops.joint_sums(x, [self.ops.stored(one.weight, one.storage) for one in self.maps])

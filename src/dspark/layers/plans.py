@@ -264,6 +264,11 @@ class ModelPlan:
         return len(self.shard.part(self.vocab_size))
 
     @property
+    def max_ngram(self) -> int:
+        """Tokens of the longest n-gram that Engram reads; 0 without it."""
+        return self.ngrams.max_ngram if self.ngrams else 0
+
+    @property
     def window(self) -> int:
         """Tokens that a query sees uncompressed, the current one included."""
         return self.layers[0].attention.window

@@ -85,7 +85,7 @@ def load_model(
     Args:
         folder: checkpoint in the official layout.
         ops: twins that the modules use.
-        dtype: of activations and cached rows; weights are held as float32 with their stored values.
+        dtype: of activations and cached rows; weights are held as float32 values, or as `ops` reads them from disk.
         with_draft: also read the draft stages, where there are any.
         draft_folder: take them from this checkpoint of the same release; only with `with_draft`.
         device: where the weights go once they are read.

@@ -25,7 +25,7 @@ class IndexKeys(NamedTuple):
 
 
 def head_weights(q: Tensor, sums: Tensor, column: int) -> Tensor:
-    """Weights [T, H] float32 of a query's heads q [T, H, K]: columns of sums [S, T, N], scaled; may be negative."""
+    """Weights [T, H] float32 of the heads of q [T, H, K]: columns of sums [sections, T, N], scaled; may be negative."""
     heads, size = q.shape[1:]
     return added(sums, column, heads, q.dtype).float() * (size**-0.5 * heads**-0.5)
 

@@ -1,7 +1,7 @@
 """Rows on their way from a product into the state: norm, rotation, Hadamard transform, fake quantisation.
 
-Products leave sums [S, T, N]: several maps of one input side by side, in S sections that whoever reads them adds from
-the first to the last and rounds to the dtype of the rows.
+Products leave sums [sections, T, N]: several maps of one input side by side, in sections that whoever reads them adds
+from the first to the last and rounds to the dtype of the rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +57,7 @@ joint_sums = joint_sums_of(linear)
 
 
 def added(sums: Tensor, column: int, width: int, dtype: torch.dtype) -> Tensor:
-    """[T, width] values of some columns of sums [S, T, N]."""
+    """[T, width] values of some columns of sums [sections, T, N]."""
     total = sums[0, :, column : column + width]
     for section in sums[1:]:
         total = total + section[:, column : column + width]
@@ -91,7 +91,7 @@ class RowOps:
     def key_rows(
         self, sums: Tensor, column: int, dtype: torch.dtype, norm: RowNorm, turn: Turn, form: RowForm
     ) -> Tensor:
-        """Rows [T, K] of `dtype` from the columns of sums [S, T, N] that start at `column`: norm, turn, form."""
+        """Rows [T, K] of `dtype` from the columns of sums [sections, T, N] that start at `column`: norm, turn, form."""
         rows = added(sums, column, norm.weight.shape[0], dtype)
         return self.form_rows(self.norm(rows, norm.weight, norm.eps), turn, form)
 
@@ -103,7 +103,7 @@ class RowOps:
         key: tuple[RowNorm, RowForm],
         turn: Turn,
     ) -> tuple[Tensor, Tensor]:
-        """Query latents [T, Q], which are not turned, and window keys [T, K], from sums [S, T, Q + K]."""
+        """Query latents [T, Q], which are not turned, and window keys [T, K], from sums [sections, T, Q + K]."""
         norm, form = query
         rows = added(sums, 0, norm.weight.shape[0], dtype)
         latent = self._formed(self.norm(rows, norm.weight, norm.eps), form)
@@ -127,7 +127,7 @@ class RowOps:
         """Pool the groups that a pass completes, and keep the inputs of those that stay open.
 
         Args:
-            sums: [S, T, N]. bias: [ratio, projected] float32 on the gates, by place in the group, or None.
+            sums: [sections, T, N]. bias: [ratio, projected] float32 on the gates, by place in the group, or None.
             norm: of the pooled row. turn: of the groups' positions. form: of the written row.
         Returns:
             [C, width] of `dtype`: the normalised rows before they are turned.

@@ -7,7 +7,7 @@ def sum_parts(parts: Tensor) -> Tensor:
     """Sum over the first dimension, from first to last in float32, rounded once.
 
     Args:
-        parts: [R, ...], any float dtype.
+        parts: [n, ...], any float dtype.
     Returns:
         [...] in the dtype of `parts`.
     """

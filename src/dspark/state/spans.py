@@ -4,7 +4,9 @@ Example: request A writes 3 rows from position 10, request B 2 rows from positio
 positions 10 11 12 7 8; B's rows start at offset 3.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -31,6 +33,27 @@ def next_span(request: RequestState, num_rows: int) -> Span:
     return Span(request, request.committed, num_rows)
 
 
+def row_positions(spans: Sequence[Span]) -> list[int]:
+    """Position of every row, spans one after the other."""
+    return [position for span in spans for position in range(span.start, span.stop)]
+
+
+def row_slots(spans: Sequence[Span]) -> list[int]:
+    """Slot of every row's request."""
+    return [span.request.slot for span in spans for _ in range(span.num_rows)]
+
+
+def row_owners(spans: Sequence[Span]) -> list[int]:
+    """Number of every row's span."""
+    return [number for number, span in enumerate(spans) for _ in range(span.num_rows)]
+
+
+def page_table(pages: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Pages of several requests as rows of one length; what stands behind a request's own pages is not read."""
+    longest = max(map(len, pages))
+    return [[*own, *[0] * (longest - len(own))] for own in pages]
+
+
 class RowMap:
     """Tensors that address the rows of a pass; `num_padding` inert rows may follow the real ones."""
 
@@ -38,23 +61,13 @@ class RowMap:
         self.spans = spans
         self.device = device
         self.num_padding = num_padding
-        offsets: list[int] = []
-        positions: list[int] = []
-        owners: list[int] = []
-        total = 0
-        for number, span in enumerate(spans):
-            offsets.append(total)
-            positions.extend(range(span.start, span.stop))
-            owners.extend([number] * span.num_rows)
-            total += span.num_rows
-        self.num_rows = total
-        self.offsets = offsets
-        self.positions = self._tensor(positions + [0] * num_padding)
-        self.owners = self._tensor(owners + [max(len(spans) - 1, 0)] * num_padding)
+        *self.offsets, self.num_rows = accumulate((span.num_rows for span in spans), initial=0)
+        self.positions = self._tensor(row_positions(spans) + [0] * num_padding)
+        self.owners = self._tensor(row_owners(spans) + [max(len(spans) - 1, 0)] * num_padding)
         self.starts = self._tensor([span.start for span in spans])
-        self.offset_of = self._tensor(offsets)
+        self.offset_of = self._tensor(self.offsets)
         self.slots = self._tensor([span.request.slot for span in spans])
-        self.is_padding = torch.arange(total + num_padding, device=device) >= total
+        self.is_padding = torch.arange(self.num_rows + num_padding, device=device) >= self.num_rows
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

@@ -9,7 +9,7 @@ from dspark.ops.index import SCORE_CHUNK, IndexKeys
 from dspark.ops.places import page_places
 from dspark.state.model_state import ModelState, tail_key
 from dspark.state.row_views import block_rows
-from dspark.state.spans import RowMap, Span
+from dspark.state.spans import RowMap, Span, page_table
 
 
 def open_pass(state: ModelState, spans: list[Span]) -> None:
@@ -37,9 +37,9 @@ class PassView:
         self._visible: dict[int, Tensor] = {}
         self._visible_places: dict[int, Tensor] = {}
         self._key_places: dict[int, Tensor] = {}
-        longest = max(len(span.request.pages) for span in spans)
-        tables = [span.request.pages + [0] * (longest - len(span.request.pages)) for span in spans]
-        self._page_table = torch.tensor(tables, dtype=torch.int64, device=state.device).view(len(spans), longest)
+        self._page_table = torch.tensor(
+            page_table([span.request.pages for span in spans]), dtype=torch.int64, device=state.device
+        )
 
     def window_keys(self, key: str, rows: Tensor) -> Sources:
         """See `StateView.window_keys`."""

@@ -17,16 +17,12 @@ from dspark.config.errors import CheckpointError, ConfigError
 from dspark.engine.device import hardware_facts, place
 from dspark.engine.device_memory import memory_of
 from dspark.engine.memory import MemoryPlan
-from dspark.engine.sizing import foreseen
+from dspark.engine.sizing import foreseen, rank_weights
 from dspark.layers.plans import ModelPlan
 from dspark.models.engram_vocabulary import read_token_map
 from dspark.models.facts import has_vision, model_facts
 from dspark.models.inventory import DRAFT_PREFIX, expected_tensors, skip_rules
-from dspark.models.model_bytes import planned_bytes
 from dspark.models.registry import parse_config
-from dspark.models.sharding import shard_plan
-from dspark.ops.table import TablePlace
-from dspark.parallel.shard import Shard
 from dspark.validate.memory import StateBytes, WeightBytes, float32_bytes, state_bytes, weight_table
 
 NOT_CHECKED = "config only: weights not checked"
@@ -263,8 +259,7 @@ def _memory(
     room = memory_of(placement.device, config).room()
     width = config.draft_width(facts) if has_draft else 0
     try:
-        part = shard_plan(kept, Shard(0, config.tensor_parallel_size, config.enable_expert_parallel))
-        weights = planned_bytes(part, placement.ops, TablePlace(config.engram_tables))
+        weights = rank_weights(kept, config, placement.ops)
         return foreseen(kept, config, width, config.context_len(facts), room, weights), None
     except ConfigError as error:
         return None, str(error)

@@ -28,7 +28,7 @@ _MOST_SEGMENT_BYTES = 256 * 2**20
 
 @triton.jit
 def _queries(
-    q, places, inside, cos, sin, row, eps, H: tl.constexpr, K: tl.constexpr, ROPE: tl.constexpr, BLOCK_H: tl.constexpr,
+    q, places, inside, cos, sin, row, eps, K: tl.constexpr, ROPE: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_K: tl.constexpr, NORM: tl.constexpr, ROUND: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """[BLOCK_H, BLOCK_K] float32: heads of one row, normalised where `NORM`, turned, rounded as rows are."""
@@ -110,7 +110,7 @@ def _attend(
     inside = (heads < H)[:, None] & (lanes < K)[None, :]
     places = (row * H + heads)[:, None] * K + lanes[None, :]
     begin(EARLY)
-    queries = _queries(q, places, inside, cos, sin, row, eps, H, K, ROPE, BLOCK_H, BLOCK_K, NORM, ROUND, PLAIN)
+    queries = _queries(q, places, inside, cos, sin, row, eps, K, ROPE, BLOCK_H, BLOCK_K, NORM, ROUND, PLAIN)
     queries = queries.to(WORKING)
     top = tl.load(sink + heads, mask=heads < H, other=0.0)
     total = tl.full([BLOCK_H], 1.0, dtype=tl.float32)
@@ -133,7 +133,7 @@ def _leave_segment(
 ):  # fmt: skip
     """Keys are on their way while the queries are made ready."""
     keys = _keys(rows, key, K, BLOCK_K, WORKING)
-    queries = _queries(q, places, inside, cos, sin, row, eps, H, K, ROPE, BLOCK_H, BLOCK_K, NORM, ROUND, PLAIN)
+    queries = _queries(q, places, inside, cos, sin, row, eps, K, ROPE, BLOCK_H, BLOCK_K, NORM, ROUND, PLAIN)
     top, total, own = _segment(queries.to(WORKING), keys, key, scale)
     tl.store(values + places, own, mask=inside)
     tl.store(tops + left, top, mask=heads < H)
