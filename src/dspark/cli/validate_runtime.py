@@ -51,10 +51,9 @@ def runtime(
     op. Ranks cannot divide the embedded model, so with several of them and no --model only the tiny ones are checked.
     """
     options.rank_settings(tensor_parallel_size)
-    for name, value in (("--parts", parts), ("--requests", requests), ("--tokens", tokens)):
-        if value is not None and value < 1:
-            raise DSparkError(f"{name} is {value}: give at least 1")
-        if value is not None and name != "--parts" and not graph:
+    options.require_positive(parts=parts, requests=requests, tokens=tokens)
+    for name, value in (("--requests", requests), ("--tokens", tokens)):
+        if value is not None and not graph:
             raise DSparkError(
                 f"{name} is of whole requests, which are compared with --graph only: add it or drop {name}"
             )
