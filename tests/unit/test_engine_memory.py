@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from dspark.models.model_bytes import held_bytes
 from dspark.state.geometry import StateSizes, rows_ahead
 from dspark.validate.doctor import examine
 from dspark.validate.doctor_table import closing_lines, opening_lines
+from support.divisible_models import write_divisible_checkpoint
 from support.engines import tiny_engine
 from support.fake_memory import FakeMemory
 from support.tiny_checkpoints import write_tiny_checkpoint
@@ -164,6 +166,22 @@ def test_the_rehearsal_runs_rounds_ahead(monkeypatch):
 def test_the_rehearsal_of_short_requests(max_len):
     engine = tiny_engine(("v4",), num_slots=2, num_pages=1, page_tokens=8)
     rehearse(engine, 2, 40, max_len)
+
+
+def test_each_rank_has_a_device_or_its_part_of_the_host():
+    room = Room("a place", 100, 80, 21)
+    assert room.for_each(1, torch.device("cpu")) is room
+    assert room.for_each(2, torch.device("cuda")) == replace(room, place="each rank's a place")
+    assert room.for_each(2, torch.device("cpu")) == Room("each rank's part of a place", 50, 40, 10)
+
+
+def test_memory_of_ranks_is_that_of_one_and_named_so(tmp_path):
+    folder = write_divisible_checkpoint(tmp_path / "model", "v4")
+    whole, half = (examine(folder, Config(tensor_parallel_size=size, **SMALL)).memory for size in (1, 2))
+    assert "; weights" in whole.sentence() and "; each of 2 ranks has weights" in half.sentence()
+    assert half.sentence().endswith("of each rank's part of this machine")
+    assert half.num_ranks == 2 and half.weights < whole.weights
+    assert half.total == whole.total // 2 and half.num_pages == whole.num_pages
 
 
 def test_this_machine_has_memory():

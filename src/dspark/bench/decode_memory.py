@@ -36,7 +36,7 @@ def check_memory(geometry: Geometry, config: Config, placement: Placement) -> Me
     need = MemoryNeed(
         rank_weights(geometry.plan, config, placement.ops),
         request_bytes(geometry, config),
-        memory_of(placement.device, config).room().spendable,
+        memory_of(placement.device, config).room().for_each(config.tensor_parallel_size, placement.device).spendable,
     )
     needed = need.weights + config.max_num_seqs * need.request
     if needed > need.available:

@@ -3,7 +3,7 @@
 import gc
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -38,6 +38,15 @@ class Room:
     def spendable(self) -> int:
         """What the engine may still take."""
         return max(self.free - self.margin, 0)
+
+    def for_each(self, num_ranks: int, device: torch.device) -> "Room":
+        """What each of several ranks has: a device like this one, or its part of the host that all of them share."""
+        if num_ranks == 1:
+            return self
+        if device.type == "cuda":
+            return replace(self, place=f"each rank's {self.place}")
+        total, free, margin = (part // num_ranks for part in (self.total, self.free, self.margin))
+        return replace(self, place=f"each rank's part of {self.place}", total=total, free=free, margin=margin)
 
 
 class DeviceMemory(Protocol):

@@ -15,7 +15,7 @@ _IMAGE_SHARE = 0.125
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Who holds what, in bytes.
+    """Who holds what, in bytes; of one rank where several share the model.
 
     Attributes:
         place: the device, in words. total: of it.
@@ -27,6 +27,7 @@ class MemoryPlan:
         margin: what stays free. left: what nobody needs.
         num_slots: requests that run at once. max_len: tokens of a request at most.
         page_bytes, page_tokens, num_pages: of growing rows.
+        num_ranks: that hold as much each.
     """
 
     place: str
@@ -43,6 +44,7 @@ class MemoryPlan:
     page_bytes: int
     page_tokens: int
     num_pages: int
+    num_ranks: int = 1
 
     @property
     def state(self) -> int:
@@ -68,9 +70,10 @@ class MemoryPlan:
     def sentence(self) -> str:
         """For people."""
         passes = gib(self.workspaces) if self.is_measured else "not measured, but in the margin"
+        holder = f"each of {self.num_ranks} ranks has " if self.num_ranks > 1 else ""
         return (
             f"{self.num_full_requests} of {self.num_slots} requests of up to {self.max_len} tokens fit at once, "
-            f"{self.num_tokens} tokens of pages in all; weights {gib(self.weights)}, state {gib(self.state)}, "
+            f"{self.num_tokens} tokens of pages in all; {holder}weights {gib(self.weights)}, state {gib(self.state)}, "
             f"graphs and workspaces {passes}, margin {gib(self.margin)}, {gib(self.left)} left of the "
             f"{gib(self.total)} of {self.place}"
         )
@@ -147,6 +150,7 @@ def plan_memory(
         page_bytes=sizes.page_bytes,
         page_tokens=sizes.page_tokens,
         num_pages=num_pages,
+        num_ranks=config.tensor_parallel_size,
     )
 
 

@@ -256,7 +256,7 @@ def _memory(
     if refusals:
         return None, refusals[0]
     placement = place(config)
-    room = memory_of(placement.device, config).room()
+    room = memory_of(placement.device, config).room().for_each(config.tensor_parallel_size, placement.device)
     width = config.draft_width(facts) if has_draft else 0
     try:
         weights = rank_weights(kept, config, placement.ops)

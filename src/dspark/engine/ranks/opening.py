@@ -96,14 +96,10 @@ class TeamMemory:
         self._config = config
 
     def room(self) -> Room:
-        """See `DeviceMemory.room`. On a host the ranks share what is there."""
+        """See `DeviceMemory.room`."""
         rooms: list[Room] = self._root.ask(_room, self._config)
         least = min(rooms, key=lambda room: room.spendable)
-        if self._root.own.device.type == "cuda":
-            return least
-        size = len(rooms)
-        total, free, margin = (part // size for part in (least.total, least.free, least.margin))
-        return Room(f"{least.place}, for each of {size} ranks,", total, free, margin)
+        return least.for_each(len(rooms), self._root.own.device)
 
     def need_of(self, work: Callable[[], object]) -> int:
         """See `DeviceMemory.need_of`: rank 0's, which samples besides what all ranks do."""
