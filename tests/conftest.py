@@ -1,6 +1,7 @@
 """What every test shares: markers by folder, the folder of golden data, and a fixed number of torch threads."""
 
 import os
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,6 +72,15 @@ def shared_dir() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the shared folder does not lie beside this checkout")
     return SHARED
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_team_stays() -> Iterator[None]:
+    """End the ranks that engines of a file's tests shared; the next file may want another number of them."""
+    yield
+    teams = sys.modules.get("dspark.engine.ranks.team")
+    while teams is not None and teams._OWN:
+        teams._OWN.pop().close()
 
 
 @pytest.fixture

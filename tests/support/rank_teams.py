@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dspark.engine.ranks import team as teams
 from dspark.engine.ranks.failure import TimeLimits
 from dspark.engine.ranks.team import Team
 
@@ -14,9 +13,7 @@ LIMITS = TimeLimits(call_s=2.0, setup_s=120.0)
 
 @contextmanager
 def team_of_ranks(size: int = 2, limits: TimeLimits = LIMITS) -> Iterator[Team]:
-    """A team on the CPU that leaves no process behind; that of the engines of earlier tests ends before."""
-    while teams._OWN:
-        teams._OWN.pop().close()
+    """A team on the CPU that leaves no process behind."""
     team = Team(size, "cpu", limits)
     try:
         yield team

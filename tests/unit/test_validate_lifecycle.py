@@ -372,7 +372,7 @@ REPORT = {"schema", "is_ok", "model", "seed", "machine", "seconds", "num_steps",
 @pytest.fixture
 def small(monkeypatch, subjects):
     """The command on the tiny models alone."""
-    opened = lambda model, folder, seed, on_progress: Run(  # noqa: E731
+    opened = lambda model, folder, seed, ranks, on_progress: Run(  # noqa: E731
         subjects["own-rows"], [subjects["shared-rows"]], seed, 180, (), on_progress
     )
     monkeypatch.setattr("dspark.cli.validate_lifecycle._open", opened)
@@ -409,7 +409,7 @@ def test_a_mismatch_exits_with_one(small, monkeypatch):
         (["--arrivals", "1"], "--episode"),
         (["--episode", "1", "--arrivals", "x"], "numbers with commas"),
         (["--episodes", "-1"], "give 0 or more"),
-        (["--model", "no such folder"], "no folder"),
+        (["--model", "no such folder"], "does not exist"),
     ],
 )
 def test_wrong_flags_are_refused(flags, sentence):
