@@ -162,6 +162,16 @@ def test_the_rehearsal_runs_rounds_ahead(monkeypatch):
     assert len(shapes) == 2 and shapes[0].num_rows == 18 and shapes[0].num_blocks == 3
 
 
+@pytest.mark.parametrize("max_len", [512, 1024])
+def test_the_rehearsal_of_requests_that_fill_a_capacity(max_len):
+    """The page table of a graph has no room for more than the longest request's pages there."""
+    graphs = GraphPlan((3, 9, 18), max_len, is_captured=False)
+    engine = tiny_engine(
+        ("v4",), graphs=graphs, num_slots=3, num_pages=1, page_tokens=8, max_ahead=rows_ahead(1 + BLOCK)
+    )
+    rehearse(engine, 3, 20, max_len)
+
+
 @pytest.mark.parametrize("max_len", [2, 5, 19])
 def test_the_rehearsal_of_short_requests(max_len):
     engine = tiny_engine(("v4",), num_slots=2, num_pages=1, page_tokens=8)

@@ -22,7 +22,7 @@ def rehearse(engine: Engine, num_requests: int, num_rows: int, max_len: int) -> 
         engine: over a state of its own, which is of no use afterwards.
         num_requests: that run at once. num_rows: of a pass at most. max_len: tokens of a request at most.
     """
-    longest = max(max_len - (1 + _ROUNDS) * engine.state.max_query_len, 1)
+    longest = max(max_len - _rows_behind(engine), 1)
     deep = _started(engine, "deep", longest, max_len)
     rows = min(num_rows, longest)
     assert deep.state is not None
@@ -37,6 +37,11 @@ def rehearse(engine: Engine, num_requests: int, num_rows: int, max_len: int) -> 
     _run_ahead(engine, num_rows)
 
 
+def _rows_behind(engine: Engine) -> int:
+    """Rows that the rounds of a rehearsal write after a prompt at most, those that run ahead included."""
+    return (1 + _ROUNDS) * engine.state.max_query_len
+
+
 def _run_ahead(engine: Engine, num_rows: int) -> None:
     """Rounds that stay on the device, where the engine has them."""
     ahead, requests = run_ahead_of(engine, num_rows), list(engine.requests.values())
@@ -46,12 +51,13 @@ def _run_ahead(engine: Engine, num_rows: int) -> None:
 
 
 def _started(engine: Engine, request_id: RequestId, prompt_len: int, max_len: int) -> Request:
-    """A request that holds the only page as often as it could need one."""
+    """A request that holds the only page as often as it could need one; short ones go past their end."""
     params = SamplingParams(max_tokens=max(max_len - prompt_len, 1), ignore_eos=True, temperature=1.0)
     request = engine.add(request_id, [0] * prompt_len, params, max(max_len, prompt_len + 1))
     engine.start(request_id)
     assert request.state is not None
-    request.state.pages = [0] * (pages_for(max_len, engine.state.page_tokens) + 1)
+    end = max(max_len, prompt_len + _rows_behind(engine))
+    request.state.pages = [0] * pages_for(end, engine.state.page_tokens)
     return request
 
 
