@@ -25,7 +25,10 @@ def tokens_of(place: int) -> list[int]:
 
 @torch.inference_mode()
 def rows_of(model: Model, chunk: int, order: tuple[int, ...]) -> Rows:
-    """Logits, features, draft and its bias of some requests, written side by side in this order, `chunk` rows each."""
+    """Logits, features, draft and its bias of some requests, written side by side in this order, `chunk` rows each.
+
+    On the host, where rows of several devices can be compared.
+    """
     state = tiny_state(model, max_query_len=max(LENGTHS))
     requests = {place: state.open() for place in order}
     rows: dict[str, list[Tensor]] = {f"{name} {place}": [] for name in ("logits", "hidden") for place in order}
@@ -40,8 +43,8 @@ def rows_of(model: Model, chunk: int, order: tuple[int, ...]) -> Rows:
             keep_rows(model, state, requests[place], features)
     drafts = draft_blocks(model, state, list(requests.values()), [tokens_of(place)[-1] for place in order])
     base = model.target.logits(drafts.normed).chunk(len(order))
-    found = {name: torch.cat(parts) for name, parts in rows.items()}
-    return found | {f"draft {place}": own for place, own in zip(order, base, strict=True)}
+    found = {name: torch.cat(parts).cpu() for name, parts in rows.items()}
+    return found | {f"draft {place}": own.cpu() for place, own in zip(order, base, strict=True)}
 
 
 def rank_rows(group: RankGroup, folder: Path, device: torch.device, dtype: torch.dtype) -> dict[str, Rows]:

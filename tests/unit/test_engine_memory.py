@@ -17,6 +17,7 @@ from dspark.engine.graphs import GraphPlan
 from dspark.engine.memory import pages_for, plan_memory, require_weights_fit
 from dspark.engine.rehearsal import rehearse
 from dspark.engine.runner import TargetRunner
+from dspark.engine.speculation import Speculation
 from dspark.models.model_bytes import held_bytes
 from dspark.state.geometry import StateSizes, rows_ahead
 from dspark.validate.doctor import examine
@@ -147,7 +148,7 @@ def test_the_rehearsal_runs_the_deepest_chunk_and_whole_rounds(monkeypatch):
     monkeypatch.setattr(TargetRunner, "forward", noted)
     engine = tiny_engine(("v41",), num_slots=3, num_pages=1, page_tokens=8)
     rehearse(engine, 3, 20, 90)
-    assert seen[0] == ([20], 90 - 3 * (1 + BLOCK))
+    assert seen[0] == ([20], 90 - 6 * (1 + BLOCK))
     assert seen[-1][0] == [1 + BLOCK] * 3
 
 
@@ -162,6 +163,17 @@ def test_the_rehearsal_runs_rounds_ahead(monkeypatch):
     assert len(shapes) == 2 and shapes[0].num_rows == 18 and shapes[0].num_blocks == 3
 
 
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_no_request_ends_in_a_rehearsal_without_drafts(num_requests):
+    """The device would have nothing to run ahead with."""
+    graphs = GraphPlan((1, 2, 3), 90, is_captured=False)
+    engine = tiny_engine(
+        ("v4",), Speculation(), graphs=graphs, num_slots=num_requests, num_pages=1, max_query_len=1, max_ahead=2
+    )
+    rehearse(engine, num_requests, 20, 90)
+    assert all(request.finish_reason is None for request in engine.requests.values())
+
+
 @pytest.mark.parametrize("max_len", [512, 1024])
 def test_the_rehearsal_of_requests_that_fill_a_capacity(max_len):
     """The page table of a graph has no room for more than the longest request's pages there."""
@@ -172,9 +184,12 @@ def test_the_rehearsal_of_requests_that_fill_a_capacity(max_len):
     rehearse(engine, 3, 20, max_len)
 
 
+@pytest.mark.parametrize("graphs", [None, GraphPlan((2, 6, 12), 19, is_captured=False)], ids=["op by op", "graphs"])
 @pytest.mark.parametrize("max_len", [2, 5, 19])
-def test_the_rehearsal_of_short_requests(max_len):
-    engine = tiny_engine(("v4",), num_slots=2, num_pages=1, page_tokens=8)
+def test_the_rehearsal_of_short_requests(max_len, graphs):
+    engine = tiny_engine(
+        ("v4",), graphs=graphs, num_slots=2, num_pages=1, page_tokens=8, max_ahead=rows_ahead(1 + BLOCK)
+    )
     rehearse(engine, 2, 40, max_len)
 
 

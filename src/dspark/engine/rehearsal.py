@@ -12,7 +12,8 @@ from dspark.engine.request import Request
 from dspark.engine.run_ahead import run_ahead_of
 from dspark.scheduler.plan import PlannedSpan, RequestId, StepPlan
 
-_ROUNDS = 2  # the first is the end of prefill for most requests, the second verifies whole blocks
+# The first is the end of prefill for most requests, the second verifies whole blocks; as many run ahead after them.
+_ROUNDS = 2
 
 
 def rehearse(engine: Engine, num_requests: int, num_rows: int, max_len: int) -> None:
@@ -38,8 +39,8 @@ def rehearse(engine: Engine, num_requests: int, num_rows: int, max_len: int) -> 
 
 
 def _rows_behind(engine: Engine) -> int:
-    """Rows that the rounds of a rehearsal write after a prompt at most, those that run ahead included."""
-    return (1 + _ROUNDS) * engine.state.max_query_len
+    """Rows after a prompt: the token that it ends with, those of all rounds, and more, so that no request ends."""
+    return (2 + 2 * _ROUNDS) * engine.state.max_query_len
 
 
 def _run_ahead(engine: Engine, num_rows: int) -> None:
@@ -51,12 +52,12 @@ def _run_ahead(engine: Engine, num_rows: int) -> None:
 
 
 def _started(engine: Engine, request_id: RequestId, prompt_len: int, max_len: int) -> Request:
-    """A request that holds the only page as often as it could need one; short ones go past their end."""
-    params = SamplingParams(max_tokens=max(max_len - prompt_len, 1), ignore_eos=True, temperature=1.0)
-    request = engine.add(request_id, [0] * prompt_len, params, max(max_len, prompt_len + 1))
+    """A request that holds the only page as often as it could need one, and does not end: a short one goes further."""
+    end = max(max_len, prompt_len + _rows_behind(engine))
+    params = SamplingParams(max_tokens=end - prompt_len, ignore_eos=True, temperature=1.0)
+    request = engine.add(request_id, [0] * prompt_len, params, end)
     engine.start(request_id)
     assert request.state is not None
-    end = max(max_len, prompt_len + _rows_behind(engine))
     request.state.pages = [0] * pages_for(end, engine.state.page_tokens)
     return request
 
