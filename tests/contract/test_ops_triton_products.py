@@ -134,6 +134,20 @@ def test_sections_one_after_the_other_or_side_by_side(kernels, monkeypatch):
     assert torch.equal(kernels[0].linear(x, weight.weight), beside)
 
 
+def test_sums_that_a_reader_adds_have_one_type(kernels, monkeypatch):
+    """Added already or not, they are float32: a reader's reductions are laid out by the type, and rows by the call."""
+    weight, x = coded("fp8 32", 24, 2048), rows_of(3, 2048)
+    beside = kernels[0].product_parts(x, weight.weight)
+    monkeypatch.setattr(kernels[0], "_MOST_BYTES_SIDE_BY_SIDE", 0)
+    monkeypatch.setattr(kernels[0], "INTERPRETED", False)  # whose results are float32 anyway
+    added = kernels[0].product_parts(x, weight.weight)
+    assert beside.shape[0] > 1 == added.shape[0] and beside.dtype == added.dtype == torch.float32
+    total = beside[0]
+    for part in beside[1:]:
+        total = total + part
+    assert torch.equal(added[0], total)
+
+
 @pytest.mark.parametrize("kind", ["fp8 32", "bf16"])
 def test_groups_of_rows_read_their_own_columns(kernels, kind):
     groups, width, depth = 2, 128, 128

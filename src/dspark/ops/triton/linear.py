@@ -107,17 +107,17 @@ def runs_side_by_side(sections: int, num_rows: int, width: int) -> bool:
 def product_parts(x: Tensor, weight: Tensor | PackedWeight, out_dtype: torch.dtype | None = None) -> Tensor:
     """[sections, T, N] sums of bf16 rows and a weight [1, N, K], for a kernel that adds them from first to last.
 
-    float32 while there are several; a single one is in `out_dtype`, that of `x` without it.
+    float32 wherever the weight has several sections, also where so many rows share the call that they come added: how
+    a kernel shares a reduction out among its threads follows from the type of what it reads, and no bit of a row may
+    hang on the call. A single section is in `out_dtype`, that of `x` without it.
     """
     rows = prepared_rows(x, weight.shape[2], isinstance(weight, PackedWeight))
     shape, count = block_shape(rows.shape[0], weight), sections_of(weight)
-    if not runs_side_by_side(count, rows.shape[0], weight.shape[1]):
-        out = torch.empty(rows.shape[0], weight.shape[1], dtype=result_dtype(x, out_dtype or x.dtype), device=x.device)
-        product(rows, weight, out, shape, sections=count)
-        return out.unsqueeze(0)
-    parts = torch.empty(count, rows.shape[0], weight.shape[1], dtype=torch.float32, device=x.device)
-    product(rows, weight, parts, shape, sections=count)
-    return parts
+    dtype = torch.float32 if count > 1 else result_dtype(x, out_dtype or x.dtype)
+    left = count if runs_side_by_side(count, rows.shape[0], weight.shape[1]) else 1
+    sums = torch.empty(left, rows.shape[0], weight.shape[1], dtype=dtype, device=x.device)
+    product(rows, weight, sums if left > 1 else sums[0], shape, sections=count)
+    return sums
 
 
 def joint_sums(x: Tensor, weights: Sequence[Tensor | PackedWeight]) -> Tensor:
