@@ -14,6 +14,7 @@ from dspark.ops.triton.linear import linear, product_parts
 
 # Below this, 1 + e has lost too many bits of e for a logarithm, and five terms of the series are exact enough.
 _SMALL = tl.constexpr(0.03)
+_NEVER = tl.constexpr(-(2**31))
 
 
 @triton.jit
@@ -24,6 +25,16 @@ def _softplus(x):
     return tl.maximum(x, 0.0) + tl.where(e < _SMALL, series, tl.log(1.0 + e))
 
 
+@triton.jit
+def _ordered(x):
+    """Whole numbers in the order of float32 ones, which a warp compares in one instruction; none of them is `_NEVER`.
+
+    What is no number comes last, so that a row of nothing else still names experts that exist.
+    """
+    bits = (tl.where(x == x, x, float("-inf")) + 0.0).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
 @triton.jit(do_not_specialize=["T", "lowest"])
 def _route(
     parts, bias, table_ids, token_ids, chosen, weights, order, pair_rows, places, table, T, lowest, sum_eps, scaling,
@@ -32,27 +43,29 @@ def _route(
     PLAIN: tl.constexpr,
 ):  # fmt: skip
     """One row of gate logits, summed over sections; with `GROUPS` it is the only one, and its pairs are tiles."""
-    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     lanes, slots = tl.arange(0, BLOCK), tl.arange(0, SLOTS)
     inside = lanes < E
+    if CHOOSES:
+        offsets = tl.load(bias + lanes, mask=inside, other=0.0)
+    begin(EARLY)
     scores = tl.sqrt(_softplus(section_sum(parts, row * E + lanes, inside, T * E, SECTIONS, False, PLAIN)))
     if CHOOSES:
-        biased = tl.where(inside, scores + tl.load(bias + lanes, mask=inside, other=0.0), float("-inf"))
+        order_keys = tl.where(inside, _ordered(scores + offsets), _NEVER)
     else:
         table_ids += tl.load(token_ids + row) * COUNT
+    score_bits = scores.to(tl.int32, bitcast=True)
     found = tl.zeros([SLOTS], dtype=tl.float32)
     total = 0.0
-    for slot in range(COUNT):
+    for slot in tl.static_range(COUNT):
         if CHOOSES:
-            best = tl.max(biased, 0)
-            # The lower of two equal experts; a row of numbers that are none still names experts that exist.
-            expert = tl.minimum(tl.min(tl.where(biased == best, lanes, BLOCK), 0), E - 1).to(tl.int64)
-            biased = tl.where(lanes == expert, float("-inf"), biased)
+            # The lower of two equal experts.
+            expert = tl.min(tl.where(order_keys == tl.max(order_keys, 0), lanes, BLOCK), 0).to(tl.int64)
+            order_keys = tl.where(lanes == expert, _NEVER, order_keys)
         else:
             expert = tl.load(table_ids + slot)
         tl.store(chosen + row * COUNT + slot, expert)
-        score = tl.sum(tl.where(lanes == expert, scores, 0.0), 0)
+        score = tl.sum(tl.where(lanes == expert, score_bits, 0), 0).to(tl.float32, bitcast=True)
         total += score
         found = tl.where(slots == slot, score, found)
         if GROUPS:
