@@ -17,6 +17,7 @@ from dspark.ops.triton.product import _add as add_products
 
 _COLUMNS, _STEP, _STAGES, _WARPS = 128, 128, 2, 4
 _CONFIDENCE_BLOCK = 1024
+TURNS_BACK = True  # each token begins with the columns that the one before it ended with and left in the cache
 
 
 @triton.jit
@@ -45,7 +46,8 @@ def _add_parts(w, x, first, second, third, PLAIN: tl.constexpr):
 def _draw_step(
     base, weight, embed, previous, positions, words, corrected, values, ids, R, V, k, BASE_ROW, BASE_STEP,
     PREVIOUS_STRIDE, N: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    STEP: tl.constexpr, STAGES: tl.constexpr, SAMPLED: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
+    STEP: tl.constexpr, STAGES: tl.constexpr, SAMPLED: tl.constexpr, BACK: tl.constexpr, EARLY: tl.constexpr,
+    PLAIN: tl.constexpr,
 ):  # fmt: skip
     """The best noisy logit of each tile of columns for token `k` of the blocks; without noise also all logits.
 
@@ -54,10 +56,12 @@ def _draw_step(
     """
     begin(EARLY)
     rows, tile = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
+    if BACK:
+        tile = TILES - 1 - tile
     columns = tile * COLUMNS + tl.arange(0, COLUMNS)
     inside = rows < R
     lanes = tl.arange(0, STEP)
-    weights = weight + columns.to(tl.int64)[:, None] * K + lanes[None, :]
+    weights = weight + tile.to(tl.int64) * (COLUMNS * K) + (tl.arange(0, COLUMNS)[:, None] * K + lanes[None, :])
     is_column = (columns < N)[:, None]
     known = (columns < V)[:, None] & inside[None, :]
     places = base + rows[None, :] * BASE_ROW + k * BASE_STEP + columns[:, None]
@@ -107,8 +111,8 @@ def draw_blocks(
         _draw_step[(triton.cdiv(num_blocks, rows), tiles)](
             base, head.weight, head.embed, previous, positions, params.words, corrected, values, ids, num_blocks,
             vocab_size, k, base.stride(0), base.stride(1), previous.stride(0), *head.weight.shape, tiles, rows,
-            _COLUMNS, _STEP, _STAGES, kind is DrawKind.SAMPLED, early, INTERPRETED, num_warps=_WARPS,
-            launch_pdl=early, enable_fp_fusion=False,
+            _COLUMNS, _STEP, _STAGES, kind is DrawKind.SAMPLED, TURNS_BACK and k % 2 == 1, early, INTERPRETED,
+            num_warps=_WARPS, launch_pdl=early, enable_fp_fusion=False,
         )  # fmt: skip
         previous = tokens[:, k]
         if owners is None or corrected is None:
