@@ -108,10 +108,13 @@ class Attention(nn.Module):
         """What each row gives by itself, from x [T, D] and the same quantised at positions [T]."""
         turn = self._turn(positions, 0, picks)
         query, key = (self.q_norm, self.latent_form), (self.kv_norm, self.window_form)
-        q_latent, rows = self.ops.latents(self.latent_maps.sums(quantised), x.dtype, query, key, turn)
         maps = self.compression_maps if self.plan.compression is not None else None
-        sums = maps.sums(x) if maps is not None and maps.maps else None
-        return Prepared(q_latent, rows, self.wq_b(q_latent), sums)
+        with self.ops.beside(x.device, "maps") as branch:
+            sums = maps.sums(x) if maps is not None and maps.maps else None
+        q_latent, rows = self.ops.latents(self.latent_maps.sums(quantised), x.dtype, query, key, turn)
+        q = self.wq_b(q_latent)
+        branch.join()
+        return Prepared(q_latent, rows, q, sums)
 
     def look(self, prepared: Prepared, view: StateView, picks: SharedPicks) -> Tensor:
         """Write the pass's rows, choose what each query sees, and attend to it: [T, H, K]."""

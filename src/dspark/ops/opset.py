@@ -28,6 +28,7 @@ from dspark.ops import (
     rows,
     verdict,
 )
+from dspark.ops.branch import Branch, InOrder
 from dspark.ops.experts import Output
 
 
@@ -56,6 +57,7 @@ class OpSet:
     rms_norm: Callable[[Tensor, Tensor | None, float], Tensor]
     rotations: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     joint_sums: Callable[..., Tensor]
+    beside: Callable[[torch.device, str], Branch]
     form_rows: Callable[..., Tensor]
     key_rows: Callable[..., Tensor]
     latents: Callable[..., tuple[Tensor, Tensor]]
@@ -105,6 +107,7 @@ TORCH_OPS = OpSet(
     rms_norm=norm.rms_norm,
     rotations=rope.rotations,
     joint_sums=kept_rows.joint_sums,
+    beside=lambda device, name: InOrder(),
     form_rows=kept_rows.TORCH_ROWS.form_rows,
     key_rows=kept_rows.TORCH_ROWS.key_rows,
     latents=kept_rows.TORCH_ROWS.latents,

@@ -33,6 +33,7 @@ from dspark.ops.triton import (
     table,
     verdict,
 )
+from dspark.ops.triton.beside import Beside
 from dspark.ops.triton.experts import Quantiser, SharedRows, Weights
 
 _grouped_by_parts = grouped_linear_of(linear.linear)
@@ -103,6 +104,7 @@ TRITON_OPS = OpSet(
     rms_norm=norm.rms_norm,
     rotations=rope.rotations,
     joint_sums=linear.joint_sums,
+    beside=Beside,
     form_rows=kept_rows.form_rows,
     key_rows=kept_rows.key_rows,
     latents=kept_rows.latents,
