@@ -17,7 +17,6 @@ from dspark.ops.triton.product import _add as add_products
 
 _COLUMNS, _STEP, _STAGES, _WARPS = 128, 128, 2, 4
 _CONFIDENCE_BLOCK = 1024
-TURNS_BACK = True  # each token begins with the columns that the one before it ended with and left in the cache
 
 
 @triton.jit
@@ -56,7 +55,7 @@ def _draw_step(
     """
     begin(EARLY)
     rows, tile = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
-    if BACK:
+    if BACK:  # every second token begins with the columns that the one before it left in the cache
         tile = TILES - 1 - tile
     columns = tile * COLUMNS + tl.arange(0, COLUMNS)
     inside = rows < R
@@ -111,7 +110,7 @@ def draw_blocks(
         _draw_step[(triton.cdiv(num_blocks, rows), tiles)](
             base, head.weight, head.embed, previous, positions, params.words, corrected, values, ids, num_blocks,
             vocab_size, k, base.stride(0), base.stride(1), previous.stride(0), *head.weight.shape, tiles, rows,
-            _COLUMNS, _STEP, _STAGES, kind is DrawKind.SAMPLED, TURNS_BACK and k % 2 == 1, early, INTERPRETED,
+            _COLUMNS, _STEP, _STAGES, kind is DrawKind.SAMPLED, k % 2 == 1, early, INTERPRETED,
             num_warps=_WARPS, launch_pdl=early, enable_fp_fusion=False,
         )  # fmt: skip
         previous = tokens[:, k]
