@@ -14,6 +14,7 @@ from dspark.ops.route import Route
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
 EXPERTS, SLOTS = 7, 3
 
 

@@ -10,6 +10,7 @@ from dspark.ops.index import pick_rows
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
 WIDTHS = (300, 9000, 70_000, 300_000) if ON_GPU else (30, 129, 290)
 
 

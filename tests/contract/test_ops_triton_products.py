@@ -25,6 +25,7 @@ from dspark.ops.route import Route
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
 WIDE = 8 if ON_GPU else 1  # weights of an accelerator's size there; a kernel is interpreted program by program here
 COUNTS = (1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 96, 97, 128, 300, 900) if ON_GPU else (2, 17)
 EXPERT_ROWS = max(COUNTS) + 1 if ON_GPU else 5

@@ -16,7 +16,9 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 ranks = importlib.import_module("dspark.ops.triton.ranks")
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
 CAPACITY = 4096
 
 
