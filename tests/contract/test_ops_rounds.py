@@ -106,6 +106,7 @@ def laid(columns, num_rows):
         "slots": [columns[number].slot for number, _ in real] + [-1] * padding,
         "owners": [number for number, _ in real] + [len(columns) - 1] * padding,
         "drawers": [number for number, _ in real] + [-1] * padding,
+        "draws": [columns[number].position + offset + 1 for number, offset in real] + [1] * padding,
         "offsets": [offset for _, offset in real] + [0] * padding,
         "ngrams": ngrams + [[-1] * (1 + back)] * padding,
         "starts": [sum(counts[:number]) for number in range(len(columns))],
@@ -120,6 +121,18 @@ def after(one, taken):
     return Column(
         77, one.position + taken + 1, one.limit, one.slot, one.asked, 0, one.drafts, text[taken + 1 : taken + 1 + back]
     )
+
+
+def test_rows_of_blocks(twins):
+    anchors, starts, slots = torch.tensor([[7, 8], [20, 0], [3, -1]]).to(twins.device)
+    assert listed(twins.ops.lay_blocks(anchors, starts, slots, 3, 99)) == {
+        "token_ids": [7, 99, 99, 8, 99, 99],
+        "positions": [20, 21, 22, 0, 1, 2],
+        "slots": [3, 3, 3, -1, -1, -1],
+        "last": [19, 19, 19, -1, -1, -1],
+        "draws": [21, 1],
+        "own": [[0, 1, 2]] * 3 + [[3, 4, 5]] * 3,
+    }
 
 
 def test_blocks(twins):

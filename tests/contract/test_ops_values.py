@@ -1,12 +1,15 @@
 """Every op means what its naive double-precision version says; shapes and types are those of the contract."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from dspark.ops import quantise as quantise_ops
 from dspark.ops.index import IndexKeys
 from dspark.ops.kept_rows import RowForm
-from dspark.ops.places import RowPlaces, group_places, visible_places, window_places
+from dspark.ops.places import PlaceJob, PlaceJobs, RingRows, RowPlaces, group_places, visible_places, window_places
+from dspark.ops.rope import TurnTable, rope_frequencies
 from support.op_sets import BACKENDS, NAMES, backend
 
 
@@ -93,10 +96,18 @@ def test_places_of_a_pass(twins):
         twins.ops.window_places(rows.slots, rows.positions, 8, 13).cpu(), window_places(slots, positions, 8, 13)
     )
     assert torch.equal(twins.ops.visible_places(rows, 4, 3, 32).cpu(), visible_places(wanted, 4, 3, 32))
-    for ratio, reach in ((1, 1), (4, 8), (4, 4), (8, 8)):
-        found = twins.ops.group_places(rows, ratio, reach, 13, 78, 16 // ratio)
-        for left, right in zip(found, group_places(wanted, ratio, reach, 13, 78, 16 // ratio), strict=True):
-            assert torch.equal(left.cpu(), right)
+    groups = [PlaceJob(ratio, reach, 13, 78, 16 // ratio) for ratio, reach in ((1, 1), (4, 8), (4, 4), (8, 8))]
+    jobs = PlaceJobs([PlaceJob(0, 8, 13), *groups, PlaceJob(0, 5, 9), groups[0]], twins.device)
+    assert len(jobs.jobs) == 6
+    for job, found in zip(jobs.jobs, twins.ops.pass_places(rows, jobs), strict=True):
+        if job.ratio:
+            for left, right in zip(found, group_places(wanted, *job), strict=True):
+                assert torch.equal(left.cpu(), right)
+        else:
+            assert torch.equal(found.members.cpu(), window_places(slots, positions, job.reach, job.ring_rows))
+    keys = twins.ops.request_places(rows.pages, 4, 50, 128).cpu()
+    assert torch.equal(keys[:, :50], pages[:, :13].repeat_interleave(4, 1)[:, :50] * 4 + torch.arange(50) % 4)
+    assert (keys[:, 50:] == -1).all()
     members = group_places(wanted, 4, 4, 13, 78, 4).members
     assert members[1].tolist() == [39 + 8, 39 + 9, 78 + 0, 78 + 1]
     assert (members[0] == -1).all() and (members[7] == -1).all()
@@ -124,11 +135,37 @@ def test_index_scores_of_several_requests(twins):
         assert not scores[row, counts[request] :].any()
 
 
-def test_rows_are_written_where_they_belong(twins):
-    """A place of -1 is nowhere; other rows of the store stay as they are."""
-    store = torch.full((6, 40), 7.0, dtype=torch.bfloat16, device=twins.device)
-    rows = torch.randn(4, 40, generator=torch.Generator().manual_seed(3)).to(twins.device)
-    twins.ops.write_rows(store, torch.tensor([5, -1, 0, -1], device=twins.device), rows)
-    assert torch.equal(store[5], rows[0].bfloat16())
-    assert torch.equal(store[0], rows[2].bfloat16())
-    assert (store[1:5] == 7.0).all()
+def test_rotations_of_a_pass(twins):
+    """All of a table at once have the bits of each alone, at the first positions of the rows' groups."""
+    positions = torch.tensor([0, 3, 4, 127, 4999], device=twins.device)
+    freqs = torch.stack([rope_frequencies(16, base, None) for base in (10000.0, 4e4, 10000.0)]).to(twins.device)
+    ratios = [1, 4, 128]
+    found = twins.ops.row_rotations(positions, TurnTable(freqs, torch.tensor(ratios, device=twins.device)))
+    for turn, own, ratio in zip(found, freqs, ratios, strict=True):
+        for left, right in zip(turn, twins.ops.rotations(positions - positions % ratio, own), strict=True):
+            assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored"), [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "float32")]
+)
+@pytest.mark.parametrize("kind", ["none", "fp8"])
+def test_keys_go_to_their_ring(twins, dtype, stored, kind):
+    """The ring has the bits that the rows have alone; a slot of -1 is nowhere, and other rows stay as they are."""
+    generator = torch.Generator().manual_seed(3)
+    sums = torch.randn(2, 5, 40, generator=generator).to(twins.device)
+    slots, positions = (torch.tensor(part, device=twins.device) for part in ([2, -1, 0, 0, -1], [9, 1, 3, 4, 0]))
+    dtype = getattr(torch, dtype)
+    norms = [SimpleNamespace(weight=torch.rand(n, generator=generator).to(twins.device), eps=1e-6) for n in (24, 16)]
+    form, turn = RowForm(kind, 8), twins.ops.rotations(positions, rope_frequencies(8, 1e4, None).to(twins.device))
+    query, key = (norms[0], form), (norms[1], form)
+    latent, rows = twins.ops.latents(sums, dtype, query, key, turn)
+    expected = torch.full((3, 7, 16), 7.0, dtype=getattr(torch, stored), device=twins.device)
+    homes = [RingRows(expected.clone(), slots, positions) for _ in range(2)]
+    for row, (slot, place) in {0: (2, 2), 2: (0, 3), 3: (0, 4)}.items():
+        expected[slot, place] = rows[row].to(expected.dtype)
+    found, ring = twins.ops.latents(sums, dtype, query, key, turn, homes[0])
+    assert torch.equal(found, latent)
+    assert ring is homes[0].ring
+    assert torch.equal(ring, expected)
+    assert torch.equal(twins.ops.key_rows(sums, 24, dtype, norms[1], turn, form, homes[1]), expected)

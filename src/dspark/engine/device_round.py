@@ -156,7 +156,7 @@ class DeviceRounds:
         """Draw, judge and commit; returns the slots [T] of the rows that became final, -1 for the others."""
         table, rows = self.buffers.first(shape.num_rows), output.rows
         valid = self._num_valid_tokens
-        drawn = draw_rows(output.logits, rows.drawers, rows.positions + 1, self._sampling, shape.kind, valid)
+        drawn = draw_rows(output.logits, rows.drawers, rows.draws, self._sampling, shape.kind, valid)
         judged = self._verdict.judge(
             drawn, table.drafts, rows.starts, table.verify_lens, table.positions, self._sampling.params
         )

@@ -6,15 +6,19 @@ the round before (`dspark.engine.device_round`).
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from dspark.layers.attention import SharedPicks
 from dspark.models.build import Model
 from dspark.models.decoder import PassTokens
 from dspark.models.dspark_draft import DsparkDraft
 from dspark.ops.draw import DrawKind, DrawParams
 from dspark.ops.places import RowPlaces
+from dspark.ops.rope import TurnTable
+from dspark.ops.rounds import BlockRows
 from dspark.state.model_state import ModelState
-from dspark.state.row_views import BlockRowView, RowView
+from dspark.state.row_views import BlockRowView, RowView, place_jobs, ring_homes
 
 
 @dataclass(frozen=True)
@@ -32,18 +36,25 @@ class PassRows:
     ngrams: Tensor | None
 
 
-@dataclass(frozen=True)
 class FixedTarget:
     """The target's pass over rows of a fixed number, logits of every row included."""
 
-    model: Model
-    state: ModelState
+    def __init__(self, model: Model, state: ModelState) -> None:
+        self.model = model
+        self.state = state
+        self._jobs = place_jobs(state)
+        freqs = {key: block.attn.freqs for block in model.target.layers for key in block.attn.turn_keys}
+        ratios = torch.tensor([max(ratio, 1) for _, ratio in freqs], device=state.device)
+        self._turn_keys, self._turns = list(freqs), TurnTable(torch.stack(list(freqs.values())), ratios)
 
     def run(self, rows: PassRows, capacity: int) -> tuple[Tensor, Tensor | None]:
         """Logits [T, V] and target_hidden [T, n * D]; `capacity` positions of a request can be seen."""
         target = self.model.target
-        view = RowView(self.state, rows.places, capacity, target.ops)
-        output = target(PassTokens(rows.token_ids, rows.ngrams), view)
+        places, ops = rows.places, target.ops
+        view = RowView(self.state, places, capacity, self._jobs, ops)
+        turns = dict(zip(self._turn_keys, ops.row_rotations(places.positions, self._turns), strict=True))
+        picks = SharedPicks(turns=turns, homes=ring_homes(self.state, places.slots, places.positions))
+        output = target(PassTokens(rows.token_ids, rows.ngrams), view, picks)
         return target.logits(output.hidden), output.target_hidden
 
 
@@ -64,19 +75,19 @@ class FixedDraft:
 
     def keep(self, target_hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
         """Write the window rows of tokens [N]; those with slot -1 are none."""
-        ops, places = self.target.ops, dict[int, Tensor]()
-        for key, rows in self.draft.context_rows(target_hidden, positions):
-            ring = self.state.rings[key]
-            count = ring.shape[1]
-            if count not in places:
-                places[count] = ops.window_places(slots, positions, 1, count).flatten()
-            ops.write_rows(ring.view(-1, ring.shape[2]), places[count], rows)
+        self.draft.context_rows(target_hidden, positions, ring_homes(self.state, slots, positions))
 
     def blocks(self, anchors: Tensor, starts: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Base logits [R, G, V] and hidden [R, G, D] of the blocks that begin with the anchors [R] at `starts` [R]."""
-        view = BlockRowView(self.state, starts, slots, self.block_size, self.target.ops)
-        out = self.draft(self.draft.block_tokens(anchors, self.block_size), view, self.target)
-        shape = (anchors.shape[0], self.block_size, -1)
+        return self._run(self._laid(anchors, starts, slots))
+
+    def _laid(self, anchors: Tensor, starts: Tensor, slots: Tensor) -> BlockRows:
+        noise = self.draft.plan.noise_token_id
+        return self.target.ops.lay_blocks(anchors, starts, slots, self.block_size, noise)
+
+    def _run(self, rows: BlockRows) -> tuple[Tensor, Tensor]:
+        out = self.draft(rows.token_ids, BlockRowView(self.state, rows, self.target.ops), self.target)
+        shape = (len(rows.draws), self.block_size, -1)
         return self.target.logits(out.normed).view(shape), out.hidden.view(shape)
 
     def draw(
@@ -87,6 +98,7 @@ class FixedDraft:
         Args:
             params: of the R requests or more. kind: the largest among them.
         """
-        logits, hidden = self.blocks(anchors, starts, slots)
+        rows = self._laid(anchors, starts, slots)
+        logits, hidden = self._run(rows)
         base = logits[:, :, : self.num_valid_tokens]
-        return self.draft.draw_blocks(base, hidden, anchors, starts, params, kind)
+        return self.draft.draw_blocks(base, hidden, anchors, rows.draws, params, kind)

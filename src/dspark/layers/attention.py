@@ -1,5 +1,6 @@
 """Latent attention: one shared key head over the window and the selected compressed rows."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from dspark.layers.quantisers import activation_form, activation_quantiser, cach
 from dspark.layers.state_view import StateView
 from dspark.ops.experts import Output
 from dspark.ops.opset import OpSet
+from dspark.ops.places import RingRows
 from dspark.ops.rope import Turn, rope_frequencies
 
 
@@ -22,11 +24,13 @@ class SharedPicks:
     Attributes:
         rows: places of the rows picked, by layer index. candidates: mask of the candidate layer.
         turns: rotations of the pass's positions (ratio 0) and of the groups of a ratio, by their plan and ratio.
+        homes: rings that take the pass's window rows at once, by layer name.
     """
 
     rows: dict[int, Tensor] = field(default_factory=dict)
     candidates: Tensor | None = None
     turns: dict[tuple[RopePlan, int], Turn] = field(default_factory=dict)
+    homes: Mapping[str, RingRows] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class Prepared:
     """What the rows of a pass give by themselves, before anybody looks at the state.
 
     Attributes:
-        q_latent: [T, q_rank], quantised. rows: [T, K], for the window. q: [T, H * K].
+        q_latent: [T, q_rank], quantised. q: [T, H * K].
+        rows: [T, K], for the window; the layer's ring where it has them.
         sums: [sections, T, N] of the compressor's and the indexer's maps, None where there are none.
     """
 
@@ -92,10 +97,17 @@ class Attention(nn.Module):
         if self.plan.compression is not None:
             self.compression_maps.join()
 
-    def window_rows(self, x: Tensor, turn: Turn) -> Tensor:
-        """Window keys [T, K] of quantised inputs x [T, D] at the positions of `turn`."""
+    def window_rows(self, x: Tensor, turn: Turn, home: RingRows | None = None) -> Tensor:
+        """Window keys of quantised inputs x [T, D] at the positions of `turn`, see `dspark.ops.kept_rows`."""
         sums = self.ops.joint_sums(x, [self.ops.stored(self.wkv.weight, self.wkv.storage)])
-        return self.ops.key_rows(sums, 0, x.dtype, self.kv_norm, turn, self.window_form)
+        return self.ops.key_rows(sums, 0, x.dtype, self.kv_norm, turn, self.window_form, home)
+
+    @property
+    def turn_keys(self) -> list[tuple[RopePlan, int]]:
+        """The rotations that a pass reads here, as `SharedPicks` has them."""
+        compression = self.plan.compression
+        has_groups = compression is not None and compression.compressor is not None
+        return [(self.plan.rope, ratio) for ratio in ([0, compression.ratio] if has_groups else [0])]
 
     def _turn(self, positions: Tensor, ratio: int, picks: SharedPicks) -> Turn:
         """Rotations of a pass's positions, or of its groups'; computed by the first layer that asks."""
@@ -105,13 +117,17 @@ class Attention(nn.Module):
         return picks.turns[key]
 
     def prepare(self, x: Tensor, quantised: Tensor, positions: Tensor, picks: SharedPicks) -> Prepared:
-        """What each row gives by itself, from x [T, D] and the same quantised at positions [T]."""
+        """What each row gives by itself, from x [T, D] and the same quantised at positions [T].
+
+        Window keys go to their ring at once where `picks` knows it.
+        """
         turn = self._turn(positions, 0, picks)
         query, key = (self.q_norm, self.latent_form), (self.kv_norm, self.window_form)
         maps = self.compression_maps if self.plan.compression is not None else None
         with self.ops.beside(x.device, "maps") as branch:
             sums = maps.sums(x) if maps is not None and maps.maps else None
-        q_latent, rows = self.ops.latents(self.latent_maps.sums(quantised), x.dtype, query, key, turn)
+        sums_of_latents = self.latent_maps.sums(quantised)
+        q_latent, rows = self.ops.latents(sums_of_latents, x.dtype, query, key, turn, picks.homes.get(self.key))
         q = self.wq_b(q_latent)
         branch.join()
         return Prepared(q_latent, rows, q, sums)

@@ -74,9 +74,13 @@ class Decoder(nn.Module):
         token_map = torch.arange(plan.vocab_size) if plan.ngrams else None
         self.register_buffer("token_map", token_map, persistent=False)
 
-    def forward(self, tokens: PassTokens, view: StateView) -> TargetOutput:
-        """One pass over T rows; every layer reads and writes the state through `view`."""
-        picks = SharedPicks()
+    def forward(self, tokens: PassTokens, view: StateView, picks: SharedPicks | None = None) -> TargetOutput:
+        """One pass over T rows; every layer reads and writes the state through `view`.
+
+        Args:
+            picks: what is known of the pass before its first layer.
+        """
+        picks = picks or SharedPicks()
         return run_stages(self.stages(tokens, view.positions, picks), lambda seam: seam.look(view, picks))
 
     def stages(self, tokens: PassTokens, positions: Tensor, picks: SharedPicks) -> Stages:

@@ -1,5 +1,6 @@
 """The DSpark draft: stages that see the target's features, a Markov and a confidence head (DSpark sec. 3.1, 3.2.1)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from dspark.models.decoder import Decoder
 from dspark.ops.draw import DrawKind, DrawParams
 from dspark.ops.markov import MarkovHead
 from dspark.ops.opset import OpSet
+from dspark.ops.places import RingRows
 from dspark.ops.rope import Turn
 from dspark.parallel.group import ALONE, RankGroup
 
@@ -51,20 +53,29 @@ class DsparkDraft(nn.Module):
         self.confidence = Linear(size + self.plan.markov_rank, 1, Storage.BF16, ops)
         self.quantise = activation_quantiser(quant, ops)
 
-    def context_rows(self, target_hidden: Tensor, positions: Tensor) -> list[tuple[str, Tensor]]:
+    def context_rows(
+        self, target_hidden: Tensor, positions: Tensor, homes: Mapping[str, RingRows] | None = None
+    ) -> list[tuple[str, Tensor]]:
         """Window rows that each stage keeps of committed tokens.
 
         Args:
             target_hidden: [N, n * D] of committed rows. positions: [N] int64.
+            homes: rings that take the rows at once, by store key.
         Returns:
-            (store key, rows [N, K]) for each stage.
+            (store key, rows [N, K]) for each stage; the ring where it has them.
         """
         main = self.quantise(self.main_norm(self.main_proj(self.quantise(target_hidden))))
         turns: dict[RopePlan, Turn] = {}
         for stage in self.stages:
             if stage.attn.plan.rope not in turns:
                 turns[stage.attn.plan.rope] = self.ops.rotations(positions, stage.attn.freqs)
-        return [(stage.plan.name, stage.attn.window_rows(main, turns[stage.attn.plan.rope])) for stage in self.stages]
+        names = [stage.plan.name for stage in self.stages]
+        places = [(homes or {}).get(name) for name in names]
+        rows = [
+            stage.attn.window_rows(main, turns[stage.attn.plan.rope], home)
+            for stage, home in zip(self.stages, places, strict=True)
+        ]
+        return list(zip(names, rows, strict=True))
 
     def forward(self, token_ids: Tensor, view: StateView, target: Decoder) -> DraftHidden:
         """One parallel pass over draft blocks; base logits are `target.logits` of the normed rows.
@@ -101,7 +112,7 @@ class DsparkDraft(nn.Module):
         base_logits: Tensor,
         hidden: Tensor,
         anchors: Tensor,
-        starts: Tensor,
+        positions: Tensor,
         params: DrawParams,
         kind: DrawKind,
     ) -> tuple[Tensor, Tensor]:
@@ -109,12 +120,12 @@ class DsparkDraft(nn.Module):
 
         Args:
             base_logits: [R, G, V] without columns of padding. hidden: [R, G, D].
-            anchors, starts: [R] int64, the token before each block and its position.
+            anchors, positions: [R] int64, the token before each block and the position behind it.
             params, kind: see `dspark.ops.draw.draw_rows`.
         """
         weight = self.ops.stored(self.markov_head.weight, self.markov_head.storage)
         head = MarkovHead(self.markov_embed.weight, weight)
-        tokens = self.ops.draw_blocks(base_logits, anchors, starts + 1, head, params, kind)
+        tokens = self.ops.draw_blocks(base_logits, anchors, positions, head, params, kind)
         previous = torch.cat((anchors[:, None], tokens[:, :-1]), dim=1)
         confidence = self.confidence_logits(hidden.flatten(0, 1), previous.flatten())
         return tokens, confidence.view(tokens.shape)

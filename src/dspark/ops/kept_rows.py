@@ -15,6 +15,7 @@ from dspark.ops.compress import Groups, PoolShape, pool_groups
 from dspark.ops.hadamard import hadamard
 from dspark.ops.linear import linear
 from dspark.ops.norm import rms_norm
+from dspark.ops.places import RingRows
 from dspark.ops.quantise import quantise_fp4, quantise_fp4_e4m3, quantise_fp8
 from dspark.ops.rope import Turn, apply_rope
 
@@ -89,11 +90,28 @@ class RowOps:
         return torch.cat((quantise(head, form.group), tail), dim=-1)
 
     def key_rows(
-        self, sums: Tensor, column: int, dtype: torch.dtype, norm: RowNorm, turn: Turn, form: RowForm
+        self,
+        sums: Tensor,
+        column: int,
+        dtype: torch.dtype,
+        norm: RowNorm,
+        turn: Turn,
+        form: RowForm,
+        home: RingRows | None = None,
     ) -> Tensor:
-        """Rows [T, K] of `dtype` from the columns of sums [sections, T, N] that start at `column`: norm, turn, form."""
+        """Rows of `dtype` from the columns of sums [sections, T, N] that start at `column`: norm, turn, form.
+
+        Args:
+            home: the ring that the rows go to, None where nobody keeps them.
+        Returns:
+            [T, K], or the ring that has them now.
+        """
         rows = added(sums, column, norm.weight.shape[0], dtype)
-        return self.form_rows(self.norm(rows, norm.weight, norm.eps), turn, form)
+        rows = self.form_rows(self.norm(rows, norm.weight, norm.eps), turn, form)
+        if home is None:
+            return rows
+        home.write(rows)
+        return home.ring
 
     def latents(
         self,
@@ -102,12 +120,13 @@ class RowOps:
         query: tuple[RowNorm, RowForm],
         key: tuple[RowNorm, RowForm],
         turn: Turn,
+        home: RingRows | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Query latents [T, Q], which are not turned, and window keys [T, K], from sums [sections, T, Q + K]."""
+        """Query latents [T, Q], which are not turned, and window keys as `key_rows`, from sums [sections, T, Q + K]."""
         norm, form = query
         rows = added(sums, 0, norm.weight.shape[0], dtype)
         latent = self._formed(self.norm(rows, norm.weight, norm.eps), form)
-        return latent, self.key_rows(sums, rows.shape[1], dtype, key[0], turn, key[1])
+        return latent, self.key_rows(sums, rows.shape[1], dtype, key[0], turn, key[1], home)
 
     def keep_rows(self, rows: Tensor, norm: RowNorm, turn: Turn, form: RowForm, groups: Groups) -> None:
         """Write rows [C, K], normalised, turned and in their form, as those of `groups`."""

@@ -25,7 +25,6 @@ from dspark.ops import (
     rope,
     rounds,
     route,
-    rows,
     verdict,
 )
 from dspark.ops.branch import Branch, InOrder
@@ -55,7 +54,8 @@ class OpSet:
     quantise_fp8: Callable[[Tensor, int], Tensor]
     stored: Callable[[Tensor, str], Tensor]
     rms_norm: Callable[[Tensor, Tensor | None, float], Tensor]
-    rotations: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    rotations: Callable[[Tensor, Tensor], rope.Turn]
+    row_rotations: Callable[[Tensor, rope.TurnTable], list[rope.Turn]]
     joint_sums: Callable[..., Tensor]
     beside: Callable[[torch.device, str], Branch]
     form_rows: Callable[..., Tensor]
@@ -72,11 +72,11 @@ class OpSet:
     engram_rows: Callable[..., Tensor]
     engram_add: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
     route_rows: Callable[..., route.Route]
-    write_rows: Callable[[Tensor, Tensor, Tensor], None]
     window_places: Callable[[Tensor, Tensor, int, int], Tensor]
     visible_places: Callable[[places.RowPlaces, int, int, int], Tensor]
     page_places: Callable[[Tensor, Tensor, Tensor, int], Tensor]
-    group_places: Callable[[places.RowPlaces, int, int, int, int, int], places.GroupPlaces]
+    pass_places: Callable[[places.RowPlaces, places.PlaceJobs], list[places.GroupPlaces]]
+    request_places: Callable[[Tensor, int, int, int], Tensor]
     sum_parts: Callable[[Tensor], Tensor]
     best_tokens: Callable[[Tensor], Tensor]
     draw_rows: Callable[[Tensor, Tensor, Tensor, draw.DrawParams, draw.DrawKind], Tensor]
@@ -86,6 +86,7 @@ class OpSet:
     lay_rows: Callable[[rounds.RoundTable, int], rounds.RoundRows]
     move_on: Callable[..., Tensor]
     open_blocks: Callable[[rounds.RoundTable], rounds.Blocks]
+    lay_blocks: Callable[[Tensor, Tensor, Tensor, int, int], rounds.BlockRows]
     keep_blocks: Callable[..., None]
     reads_codes: bool = False
 
@@ -106,6 +107,7 @@ TORCH_OPS = OpSet(
     stored=lambda weight, storage: weight,
     rms_norm=norm.rms_norm,
     rotations=rope.rotations,
+    row_rotations=rope.row_rotations,
     joint_sums=kept_rows.joint_sums,
     beside=lambda device, name: InOrder(),
     form_rows=kept_rows.TORCH_ROWS.form_rows,
@@ -122,7 +124,6 @@ TORCH_OPS = OpSet(
     engram_rows=engram.engram_rows,
     engram_add=engram.engram_add,
     route_rows=route.route_rows,
-    write_rows=rows.write_rows,
     best_tokens=draw.best_tokens,
     draw_rows=draw.draw_rows,
     draw_blocks=markov.draw_blocks,
@@ -131,11 +132,13 @@ TORCH_OPS = OpSet(
     lay_rows=rounds.lay_rows,
     move_on=rounds.move_on,
     open_blocks=rounds.open_blocks,
+    lay_blocks=rounds.lay_blocks,
     keep_blocks=rounds.keep_blocks,
     window_places=places.window_places,
     visible_places=places.visible_places,
     page_places=places.page_places,
-    group_places=places.group_places,
+    pass_places=places.pass_places,
+    request_places=places.request_places,
     sum_parts=parts.sum_parts,
 )
 

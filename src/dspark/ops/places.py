@@ -1,9 +1,12 @@
 """Where the rows of a pass, their windows and their groups lie in the stores, from what a fixed shape knows of them."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from dspark.ops.rows import write_rows
 
 
 class RowPlaces(NamedTuple):
@@ -22,12 +25,68 @@ class RowPlaces(NamedTuple):
 
 
 class GroupPlaces(NamedTuple):
-    """Compression groups, one a row of the pass: first positions, and places as in `dspark.ops.compress.GroupRows`."""
+    """Compression groups, one a row of the pass: first positions, and places as in `dspark.ops.compress.GroupRows`.
+
+    visible: [T] int64, groups that are complete up to each row; 0 for a row of padding.
+    """
 
     first: Tensor
     kept: Tensor
-    members: Tensor
+    visible: Tensor
     places: Tensor
+    members: Tensor
+
+
+class PlaceJob(NamedTuple):
+    """What layers read of a pass of a fixed shape: `group_places`, or `window_places` of all rows at `ring_rows`.
+
+    Attributes:
+        ratio, reach: tokens and members of a group; of a window ratio is 0 and reach its tokens.
+        ring_rows, num_places, page_rows: see `group_places`; a window has only ring_rows.
+    """
+
+    ratio: int
+    reach: int
+    ring_rows: int
+    num_places: int = 0
+    page_rows: int = 0
+
+
+class PlaceJobs:
+    """Different jobs, for one launch.
+
+    Attributes:
+        jobs: in order.
+        words: [J, 6] int64 on the device: the five numbers of each, and values of a row in the jobs before it.
+    """
+
+    NUM_COLUMNS = 4  # of a job besides its members
+
+    def __init__(self, jobs: Iterable[PlaceJob], device: torch.device) -> None:
+        self.jobs = tuple(dict.fromkeys(jobs))
+        sizes = [self.NUM_COLUMNS + job.reach for job in self.jobs]
+        self.starts = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
+        self.max_reach = max(job.reach for job in self.jobs)
+        words = [[*job, start] for job, start in zip(self.jobs, self.starts, strict=False)]
+        self.words = torch.tensor(words, dtype=torch.int64, device=device)
+
+
+class RingRows(NamedTuple):
+    """Where the T rows of a pass go in a ring as soon as they are known; no place occurs twice.
+
+    Attributes:
+        ring: [S, N, K], changed.
+        slots, positions: [T] int64; a row of slot -1 goes nowhere.
+    """
+
+    ring: Tensor
+    slots: Tensor
+    positions: Tensor
+
+    def write(self, rows: Tensor) -> None:
+        """Put rows [T, K] there."""
+        places = ring_places(self.slots, self.positions, self.ring.shape[1])
+        write_rows(self.ring.view(-1, self.ring.shape[2]), places, rows)
 
 
 def ring_places(slots: Tensor, positions: Tensor, ring_rows: int) -> Tensor:
@@ -55,6 +114,11 @@ def page_places(rows: Tensor, owners: Tensor, pages: Tensor, page_rows: int) -> 
     return torch.where(rows >= 0, pages[owners.unsqueeze(-1), numbers] * page_rows + known % page_rows, -1)
 
 
+def num_visible(rows: RowPlaces, ratio: int) -> Tensor:
+    """Compressed rows [T] that each row sees; a row of padding sees none."""
+    return ((rows.positions + 1) // ratio).masked_fill(rows.slots < 0, 0)
+
+
 def visible_places(rows: RowPlaces, ratio: int, page_rows: int, count: int) -> Tensor:
     """Places [T, count] of the compressed rows that each row sees, in order, then -1; a row of padding sees none.
 
@@ -62,8 +126,8 @@ def visible_places(rows: RowPlaces, ratio: int, page_rows: int, count: int) -> T
         page_rows: compressed rows of a page. count: of places; rows beyond it are left out.
     """
     every = torch.arange(count, device=rows.positions.device)
-    visible = ((rows.positions + 1) // ratio).masked_fill(rows.slots < 0, 0).unsqueeze(-1)
-    return page_places(torch.where(every < visible, every, -1), rows.owners, rows.pages, page_rows)
+    is_seen = every < num_visible(rows, ratio).unsqueeze(-1)
+    return page_places(torch.where(is_seen, every, -1), rows.owners, rows.pages, page_rows)
 
 
 def group_places(
@@ -87,4 +151,24 @@ def group_places(
     group = (positions // ratio).masked_fill(~is_last, 0)
     pages = rows.pages[rows.owners, group // page_rows]
     places = torch.where(is_last, pages * page_rows + group % page_rows, -1)
-    return GroupPlaces(positions - positions % ratio, ring_places(slots, positions, ring_rows), members, places)
+    kept = ring_places(slots, positions, ring_rows)
+    return GroupPlaces(positions - positions % ratio, kept, num_visible(rows, ratio), places, members)
+
+
+def pass_places(rows: RowPlaces, jobs: PlaceJobs) -> list[GroupPlaces]:
+    """All indices of a pass; those of windows are `members`, and their other parts mean nothing."""
+    found = []
+    for job in jobs.jobs:
+        if job.ratio:
+            found.append(group_places(rows, *job))
+        else:
+            window = window_places(rows.slots, rows.positions, job.reach, job.ring_rows)
+            found.append(GroupPlaces(*(rows.slots,) * jobs.NUM_COLUMNS, window))
+    return found
+
+
+def request_places(pages: Tensor, page_rows: int, count: int, size: int) -> Tensor:
+    """Places [R, size] of the first `count` compressed rows of every request, then -1; see `RowPlaces`."""
+    every = torch.arange(size, device=pages.device)
+    known = pages[:, (every // page_rows).clamp_(max=pages.shape[1] - 1)] * page_rows + every % page_rows
+    return torch.where(every < count, known, -1)

@@ -2,11 +2,19 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 Turn = tuple[Tensor, Tensor]  # cos and sin of `rotations`
+
+
+class TurnTable(NamedTuple):
+    """The rotations that a pass reads: freqs [J, rope_dim / 2] float32, ratios [J] int64 of the groups, 1 for rows."""
+
+    freqs: Tensor
+    ratios: Tensor
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,12 @@ def rotations(positions: Tensor, freqs: Tensor) -> tuple[Tensor, Tensor]:
     sines = torch.sin(angles)
     sines[..., 0::2].neg_()
     return torch.cos(angles), sines
+
+
+def row_rotations(positions: Tensor, table: TurnTable) -> list[Turn]:
+    """`rotations` at the first positions of the groups that the rows at `positions` [T] lie in, for each of a table."""
+    first = [positions - positions % ratio for ratio in table.ratios]
+    return [rotations(places, freqs) for places, freqs in zip(first, table.freqs, strict=True)]
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

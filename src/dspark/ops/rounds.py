@@ -90,6 +90,7 @@ class RoundRows(NamedTuple):
         token_ids, positions, slots: [T]; padding has slot -1.
         owners: [T] the column of each row's request; padding has the last.
         drawers: [T] the same, -1 for padding.
+        draws: [T] the position of the token that a row draws, the one behind its own.
         offsets: [T] a row's place among those of its request.
         ngrams: [T, n] the row's own token and its predecessors.
         starts, counts: [R] first row and number of rows of each request.
@@ -100,6 +101,7 @@ class RoundRows(NamedTuple):
     slots: Tensor
     owners: Tensor
     drawers: Tensor
+    draws: Tensor
     offsets: Tensor
     ngrams: Tensor
     starts: Tensor
@@ -121,12 +123,14 @@ def lay_rows(table: RoundTable, num_rows: int) -> RoundRows:
     back = torch.arange(0, -1 - table.history_len, -1, device=counts.device)
     ngrams = table.text()[owners[:, None], table.history_len + offsets[:, None] + back]
     ngrams = torch.where(is_row[:, None], ngrams, -1)
+    positions = torch.where(is_row, table.positions[owners] + offsets, 0)
     return RoundRows(
         ngrams[:, 0].clamp(min=0),
-        torch.where(is_row, table.positions[owners] + offsets, 0),
+        positions,
         torch.where(is_row, table.slots[owners], -1),
         owners,
         torch.where(is_row, owners, -1),
+        positions + 1,
         offsets,
         ngrams,
         starts,
@@ -170,6 +174,40 @@ def open_blocks(table: RoundTable) -> Blocks:
     num_left = table.limits - table.positions - 1
     limits = torch.minimum(table.asked, num_left - 1).clamp_(min=0)
     return Blocks(torch.where(num_left > 1, table.slots, -1), limits)
+
+
+class BlockRows(NamedTuple):
+    """The rows of R blocks of G, block by block.
+
+    Attributes:
+        token_ids, positions, slots: [R * G]; padding has slot -1.
+        last: [R * G] the position before the row's block.
+        draws: [R] the position of a block's first draft.
+        own: [R * G, G] the rows of the row's block.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    last: Tensor
+    draws: Tensor
+    own: Tensor
+
+
+def lay_blocks(anchors: Tensor, starts: Tensor, slots: Tensor, width: int, noise_id: int) -> BlockRows:
+    """Rows of blocks that begin with the anchors [R] at `starts` [R], with noise behind; slots [R], -1 for padding."""
+    token_ids = anchors.new_full((len(anchors), width), noise_id)
+    token_ids[:, 0] = anchors
+    offsets = torch.arange(width, device=starts.device)
+    slots, last = slots.repeat_interleave(width), (starts - 1).repeat_interleave(width)
+    own = block_rows(len(anchors), width, starts.device)
+    return BlockRows(token_ids.flatten(), (starts[:, None] + offsets).flatten(), slots, last, starts + 1, own)
+
+
+def block_rows(num_blocks: int, width: int, device: torch.device) -> Tensor:
+    """[R * G, G]: the rows of its own block for every row of R blocks."""
+    own = torch.arange(num_blocks * width, device=device).view(num_blocks, width)
+    return own.repeat_interleave(width, dim=0)
 
 
 def keep_blocks(table: RoundTable, drafts: Tensor, confidence: Tensor, verify_lens: Tensor, proposal: Tensor) -> None:

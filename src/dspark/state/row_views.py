@@ -4,14 +4,14 @@ They serve short spans only (at most `max_query_len` rows of a request). Then a 
 those rows reach at the same time, so rows are written first and every window is read in place.
 """
 
-import torch
 from torch import Tensor
 
 from dspark.ops.attention import KEY_CHUNK, Sources
 from dspark.ops.compress import GroupRows
 from dspark.ops.index import SCORE_CHUNK, IndexKeys
 from dspark.ops.opset import OpSet
-from dspark.ops.places import GroupPlaces, RowPlaces
+from dspark.ops.places import PlaceJob, PlaceJobs, RingRows, RowPlaces
+from dspark.ops.rounds import BlockRows
 from dspark.state.model_state import ModelState, tail_key
 
 
@@ -21,57 +21,35 @@ class RowView:
     Args:
         places: where the rows belong.
         capacity: positions that a request may have; indices over compressed rows are that long.
-        ops: of the model, for index arithmetic and writes.
+        jobs: see `place_jobs`.
+        ops: of the model, for index arithmetic.
     """
 
-    def __init__(self, state: ModelState, places: RowPlaces, capacity: int, ops: OpSet) -> None:
+    def __init__(self, state: ModelState, places: RowPlaces, capacity: int, jobs: PlaceJobs, ops: OpSet) -> None:
         self.state = state
         self.places = places
         self.capacity = capacity
         self.positions = places.positions
         self._ops = ops
-        # Layers ask for the same few indices again and again: by ring rows, by reach or window, by ratio.
-        self._windows: dict[tuple[int, int], Tensor] = {}
-        self._groups: dict[tuple[int, int, int], GroupPlaces] = {}
-        self._visible: dict[int, Tensor] = {}
+        self._index = dict(zip(jobs.jobs, ops.pass_places(places, jobs), strict=True))
+        self._visible = {job.ratio: index.visible for job, index in self._index.items()}
+        # Layers ask for the same few indices over all compressed rows again and again.
         self._visible_places: dict[int, Tensor] = {}
         self._keys: dict[int, Tensor] = {}
 
     def window_keys(self, key: str, rows: Tensor) -> Sources:
-        """See `StateView.window_keys`."""
+        """See `StateView.window_keys`; the rows lie in their ring already, see `ring_homes`."""
         ring = self.state.rings[key]
-        flat = ring.view(-1, ring.shape[2])
-        self._ops.write_rows(flat, self._window(1, ring.shape[1]).flatten(), rows)
-        return [(flat, self._window(self.state.window_reach[key], ring.shape[1]))]
-
-    def _window(self, count: int, ring_rows: int) -> Tensor:
-        """[T, count] ring places of the tokens up to each row's."""
-        memo = count, ring_rows
-        if memo not in self._windows:
-            self._windows[memo] = self._ops.window_places(self.places.slots, self.positions, count, ring_rows)
-        return self._windows[memo]
+        assert rows.data_ptr() == ring.data_ptr(), "window rows that went nowhere"
+        return [(ring.view(-1, ring.shape[2]), self._index[_window_job(self.state, key)].members)]
 
     def groups(self, key: str, ratio: int, reach: int) -> GroupRows:
         """See `StateView.groups`: one group a row; what a row gives that completes none is not kept."""
         ring = self.state.rings.get(tail_key(key))
         tail = None if ring is None else ring.view(-1, ring.shape[2])
-        ring_rows, num_places = (0, 0) if ring is None else (ring.shape[1], ring.shape[0] * ring.shape[1])
-        memo = ratio, reach, ring_rows
-        if memo not in self._groups:
-            page_rows = self.state.page_tokens // ratio
-            self._groups[memo] = self._ops.group_places(
-                self.places, ratio, reach, max(ring_rows, 1), num_places, page_rows
-            )
-        index = self._groups[memo]
+        index, store = self._index[_group_job(self.state, key, ratio, reach)], self.state.appends[key]
         return GroupRows(
-            index.first,
-            self.positions,
-            self.state.appends[key],
-            index.places,
-            tail,
-            index.kept,
-            index.members,
-            at_once=True,
+            index.first, self.positions, store, index.places, tail, index.kept, index.members, at_once=True
         )
 
     def appended(self, key: str) -> Tensor:
@@ -80,8 +58,6 @@ class RowView:
 
     def visible(self, ratio: int) -> Tensor:
         """See `StateView.visible`; a row of padding sees nothing."""
-        if ratio not in self._visible:
-            self._visible[ratio] = ((self.positions + 1) // ratio).masked_fill(self.places.slots < 0, 0)
         return self._visible[ratio]
 
     def max_visible(self, ratio: int) -> int:
@@ -104,30 +80,50 @@ class RowView:
     def index_keys(self, key: str, ratio: int) -> IndexKeys:
         """See `StateView.index_keys`; keys that a request does not have yet have places all the same."""
         if ratio not in self._keys:
-            per_page = self.state.page_tokens // ratio
             count = max(self.capacity // ratio, 1)
-            every = torch.arange(-(-count // SCORE_CHUNK) * SCORE_CHUNK, device=self.state.device)
-            pages = self.places.pages[:, (every // per_page).clamp_(max=self.places.pages.shape[1] - 1)]
-            self._keys[ratio] = torch.where(every < count, pages * per_page + every % per_page, -1)
+            size = -(-count // SCORE_CHUNK) * SCORE_CHUNK
+            page_rows = self.state.page_tokens // ratio
+            self._keys[ratio] = self._ops.request_places(self.places.pages, page_rows, count, size)
         return IndexKeys(self.state.appends[key], self._keys[ratio], self.places.owners)
 
 
+def ring_homes(state: ModelState, slots: Tensor, positions: Tensor) -> dict[str, RingRows]:
+    """Where the window rows of a short pass go at once, by key; see the module."""
+    return {key: RingRows(state.rings[key], slots, positions) for key in state.window_reach}
+
+
+def place_jobs(state: ModelState) -> PlaceJobs:
+    """All indices that layers ask a `RowView` for."""
+    reaches = {tail.key: tail.reach for tail in state.geometry.tails}
+    groups = [
+        _group_job(state, store.key, store.ratio, reaches.get(store.key, store.ratio))
+        for store in state.geometry.appends
+    ]
+    return PlaceJobs([*(_window_job(state, key) for key in state.window_reach), *groups], state.device)
+
+
+def _window_job(state: ModelState, key: str) -> PlaceJob:
+    return PlaceJob(0, state.window_reach[key], state.rings[key].shape[1])
+
+
+def _group_job(state: ModelState, key: str, ratio: int, reach: int) -> PlaceJob:
+    ring = state.rings.get(tail_key(key))
+    ring_rows, num_places = (1, 0) if ring is None else (ring.shape[1], ring.shape[0] * ring.shape[1])
+    return PlaceJob(ratio, reach, ring_rows, num_places, state.page_tokens // ratio)
+
+
 class BlockRowView:
-    """The draft's view over R blocks of G rows, in the order of `DraftView`: the context window, then the own block.
+    """The draft's view over blocks, in the order of `DraftView`: the context window, then the own block.
 
     Args:
-        starts: [R] int64, the position of each block's first row. slots: [R] int64, -1 for padding.
-        ops: of the model, for index arithmetic.
+        rows: of the blocks. ops: of the model, for index arithmetic.
     """
 
-    def __init__(self, state: ModelState, starts: Tensor, slots: Tensor, block_size: int, ops: OpSet) -> None:
+    def __init__(self, state: ModelState, rows: BlockRows, ops: OpSet) -> None:
         self.state = state
-        self.starts = starts
-        self.slots = slots
-        self.block_size = block_size
-        self.positions = (starts.unsqueeze(-1) + torch.arange(block_size, device=state.device)).flatten()
+        self.rows = rows
+        self.positions = rows.positions
         self._ops = ops
-        self._own = block_rows(starts.shape[0], block_size, state.device)
         self._windows: dict[tuple[int, int], Tensor] = {}
 
     def window_keys(self, key: str, rows: Tensor) -> Sources:
@@ -135,12 +131,5 @@ class BlockRowView:
         ring = self.state.rings[key]
         memo = (self.state.window_reach[key], ring.shape[1])
         if memo not in self._windows:
-            slots, last = (part.repeat_interleave(self.block_size) for part in (self.slots, self.starts - 1))
-            self._windows[memo] = self._ops.window_places(slots, last, *memo)
-        return [(ring.view(-1, ring.shape[2]), self._windows[memo]), (rows.to(ring.dtype), self._own)]
-
-
-def block_rows(num_blocks: int, block_size: int, device: torch.device) -> Tensor:
-    """[R * G, G]: the rows of its own block for every row of R blocks."""
-    own = torch.arange(num_blocks * block_size, device=device).view(num_blocks, block_size)
-    return own.repeat_interleave(block_size, dim=0)
+            self._windows[memo] = self._ops.window_places(self.rows.slots, self.rows.last, *memo)
+        return [(ring.view(-1, ring.shape[2]), self._windows[memo]), (rows.to(ring.dtype), self.rows.own)]

@@ -7,8 +7,8 @@ from dspark.ops.attention import KEY_CHUNK, Sources
 from dspark.ops.compress import GroupRows
 from dspark.ops.index import SCORE_CHUNK, IndexKeys
 from dspark.ops.places import page_places
+from dspark.ops.rounds import block_rows
 from dspark.state.model_state import ModelState, tail_key
-from dspark.state.row_views import block_rows
 from dspark.state.spans import RowMap, Span, page_table
 
 

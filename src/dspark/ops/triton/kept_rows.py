@@ -1,7 +1,7 @@
 """Rows from a product into the state: sections are added, rows normalised, turned, transformed and quantised at once.
 
 Everything works on float32 blocks [ROWS, BLOCK_K] of whole rows; where rows are bf16, each step rounds as its torch
-twin does.
+twin does. Keys go to their ring in the launch that makes them: it begins when all that came before it has read.
 """
 
 import torch
@@ -11,10 +11,12 @@ from torch import Tensor
 
 from dspark.ops.compress import GroupRows
 from dspark.ops.kept_rows import RowForm, RowNorm
+from dspark.ops.places import RingRows
 from dspark.ops.rope import Turn
 from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.elementwise import round_bf16, section_sum
 from dspark.ops.triton.launch import INTERPRETED, block_of, new_output, packed, rounded
+from dspark.ops.triton.places import ring_place
 from dspark.ops.triton.quantise import KINDS, NONE, fake_quantise
 from dspark.ops.triton.rope import turn_pairs
 
@@ -79,36 +81,43 @@ def store_row(store, place, x, K: tl.constexpr, BLOCK_K: tl.constexpr, PLAIN: tl
 
 @triton.jit
 def _key_row(
-    sums, weight, cos, sin, rows, row, step, eps, COLUMN: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    ROPE: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SKIP: tl.constexpr,
-    SECTIONS: tl.constexpr, ROUND: tl.constexpr, PLAIN: tl.constexpr,
+    sums, weight, cos, sin, rows, slots, positions, ring_rows, row, step, eps, COLUMN: tl.constexpr, N: tl.constexpr,
+    K: tl.constexpr, ROPE: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
+    SKIP: tl.constexpr, SECTIONS: tl.constexpr, ROUND: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    lanes = tl.arange(0, BLOCK_K)[None, :]
-    x = section_sum(sums, row * N + COLUMN + lanes, lanes < K, step, SECTIONS, ROUND, PLAIN)
-    x = normalise(x, weight, eps, K, BLOCK_K, ROUND, PLAIN)
-    x = turned(x, cos + row * ROPE, sin + row * ROPE, K, ROPE, 1, BLOCK_K, ROUND, PLAIN)
-    store_row(rows, row, form_rows_of(x, KIND, GROUP, SKIP, 0, K, 1, BLOCK_K, ROUND, PLAIN), K, BLOCK_K, PLAIN)
+    """Row `row` of `rows`, or where it belongs in them if there are slots, which make them a ring."""
+    place = row
+    if slots is not None:
+        place = ring_place(tl.load(slots + row), tl.load(positions + row), ring_rows)
+    if place >= 0:
+        lanes = tl.arange(0, BLOCK_K)[None, :]
+        x = section_sum(sums, row * N + COLUMN + lanes, lanes < K, step, SECTIONS, ROUND, PLAIN)
+        x = normalise(x, weight, eps, K, BLOCK_K, ROUND, PLAIN)
+        x = turned(x, cos + row * ROPE, sin + row * ROPE, K, ROPE, 1, BLOCK_K, ROUND, PLAIN)
+        x = form_rows_of(x, KIND, GROUP, SKIP, 0, K, 1, BLOCK_K, ROUND, PLAIN)
+        store_row(rows, place, round_bf16(x, PLAIN) if ROUND else x, K, BLOCK_K, PLAIN)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ring_rows"])
 def _key_rows(
-    sums, weight, cos, sin, rows, eps, COLUMN: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ROPE: tl.constexpr,
-    BLOCK_K: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SKIP: tl.constexpr, SECTIONS: tl.constexpr,
-    ROUND: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
+    sums, weight, cos, sin, rows, slots, positions, ring_rows, eps, COLUMN: tl.constexpr, N: tl.constexpr,
+    K: tl.constexpr, ROPE: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
+    SKIP: tl.constexpr, SECTIONS: tl.constexpr, ROUND: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     begin(EARLY)
+    row, step = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64) * N
     _key_row(
-        sums, weight, cos, sin, rows, tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64) * N, eps, COLUMN,
-        N, K, ROPE, BLOCK_K, KIND, GROUP, SKIP, SECTIONS, ROUND, PLAIN,
+        sums, weight, cos, sin, rows, slots, positions, ring_rows, row, step, eps, COLUMN, N, K, ROPE, BLOCK_K, KIND,
+        GROUP, SKIP, SECTIONS, ROUND, PLAIN,
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ring_rows"])
 def _latents(
-    sums, q_weight, weight, cos, sin, latents, rows, q_eps, eps, Q: tl.constexpr, K: tl.constexpr, ROPE: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, Q_KIND: tl.constexpr, Q_GROUP: tl.constexpr, KIND: tl.constexpr,
-    GROUP: tl.constexpr, SKIP: tl.constexpr, SECTIONS: tl.constexpr, ROUND: tl.constexpr, EARLY: tl.constexpr,
-    PLAIN: tl.constexpr,
+    sums, q_weight, weight, cos, sin, latents, rows, slots, positions, ring_rows, q_eps, eps, Q: tl.constexpr,
+    K: tl.constexpr, ROPE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, Q_KIND: tl.constexpr,
+    Q_GROUP: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SKIP: tl.constexpr, SECTIONS: tl.constexpr,
+    ROUND: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Two programs a row: its query latent and its window key."""
     row = tl.program_id(0).to(tl.int64)
@@ -122,8 +131,8 @@ def _latents(
         store_row(latents, row, x, Q, BLOCK_Q, PLAIN)
     else:
         _key_row(
-            sums, weight, cos, sin, rows, row, step, eps, Q, Q + K, K, ROPE, BLOCK_K, KIND, GROUP, SKIP, SECTIONS,
-            ROUND, PLAIN,
+            sums, weight, cos, sin, rows, slots, positions, ring_rows, row, step, eps, Q, Q + K, K, ROPE, BLOCK_K,
+            KIND, GROUP, SKIP, SECTIONS, ROUND, PLAIN,
         )  # fmt: skip
 
 
@@ -185,36 +194,59 @@ def form_rows(rows: Tensor, turn: Turn, form: RowForm) -> Tensor:
     return rounded(out, rows)
 
 
-def key_rows(sums: Tensor, column: int, dtype: torch.dtype, norm: RowNorm, turn: Turn, form: RowForm) -> Tensor:
-    """See `dspark.ops.kept_rows.RowOps.key_rows`; without a Hadamard transform."""
+Key = tuple[Tensor, Tensor | None, Tensor | None, int]  # where keys are stored, slots and positions, ring rows
+
+
+def _keys_of(num_rows: int, size: int, dtype: torch.dtype, device: torch.device, home: RingRows | None) -> Key:
+    """New rows, or the ring that they go to."""
+    if home is None:
+        return torch.empty(num_rows, size, dtype=dtype, device=device), None, None, 0
+    return home.ring, packed(home.slots), packed(home.positions), home.ring.shape[1]
+
+
+def key_rows(
+    sums: Tensor,
+    column: int,
+    dtype: torch.dtype,
+    norm: RowNorm,
+    turn: Turn,
+    form: RowForm,
+    home: RingRows | None = None,
+) -> Tensor:
+    """See `dspark.ops.kept_rows.RowOps.key_rows`; without a Hadamard transform, and a ring is contiguous."""
     sections, num_rows, width = sums.shape
     size, early = norm.weight.shape[0], early_launch()
-    rows = torch.empty(num_rows, size, dtype=dtype, device=sums.device)
+    keys = _keys_of(num_rows, size, dtype, sums.device, home)
     if num_rows:
         _key_rows[(num_rows,)](
-            packed(sums), norm.weight, packed(turn[0]), packed(turn[1]), rows, norm.eps, column, width, size,
+            packed(sums), norm.weight, packed(turn[0]), packed(turn[1]), *keys, norm.eps, column, width, size,
             turn[0].shape[-1], block_of(size), *form_constants(form, size)[:3], sections, dtype == torch.bfloat16,
             early, INTERPRETED, num_warps=4, launch_pdl=early,
         )  # fmt: skip
-    return rows
+    return keys[0]
 
 
 def latents(
-    sums: Tensor, dtype: torch.dtype, query: tuple[RowNorm, RowForm], key: tuple[RowNorm, RowForm], turn: Turn
+    sums: Tensor,
+    dtype: torch.dtype,
+    query: tuple[RowNorm, RowForm],
+    key: tuple[RowNorm, RowForm],
+    turn: Turn,
+    home: RingRows | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `dspark.ops.kept_rows.RowOps.latents`."""
     sections, num_rows, _ = sums.shape
     q_size, size, early = query[0].weight.shape[0], key[0].weight.shape[0], early_launch()
     latent = torch.empty(num_rows, q_size, dtype=dtype, device=sums.device)
-    rows = torch.empty(num_rows, size, dtype=dtype, device=sums.device)
+    keys = _keys_of(num_rows, size, dtype, sums.device, home)
     if num_rows:
         _latents[(num_rows, 2)](
-            packed(sums), query[0].weight, key[0].weight, packed(turn[0]), packed(turn[1]), latent, rows,
+            packed(sums), query[0].weight, key[0].weight, packed(turn[0]), packed(turn[1]), latent, *keys,
             query[0].eps, key[0].eps, q_size, size, turn[0].shape[-1], block_of(q_size), block_of(size),
             *form_constants(query[1], q_size)[:2], *form_constants(key[1], size)[:3], sections,
             dtype == torch.bfloat16, early, INTERPRETED, num_warps=4, launch_pdl=early,
         )  # fmt: skip
-    return latent, rows
+    return latent, keys[0]
 
 
 def keep_rows(rows: Tensor, norm: RowNorm, turn: Turn, form: RowForm, groups: GroupRows) -> None:

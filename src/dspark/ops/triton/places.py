@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.ops.places import GroupPlaces, RowPlaces
+from dspark.ops.places import GroupPlaces, PlaceJobs, RowPlaces
 from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.launch import block_of, packed
 
@@ -13,7 +13,7 @@ _BLOCK = 512
 
 
 @triton.jit
-def _ring_place(slot, position, ring_rows):
+def ring_place(slot, position, ring_rows):
     """See `dspark.ops.places.ring_places`."""
     return tl.where((slot < 0) | (position < 0), -1, slot * ring_rows + position % ring_rows)
 
@@ -24,7 +24,7 @@ def _window(slots, last, out, ring_rows, COUNT: tl.constexpr, BLOCK: tl.constexp
     lanes = tl.arange(0, BLOCK)
     begin(EARLY)
     position = tl.load(last + row) + (lanes - (COUNT - 1))
-    place = _ring_place(tl.load(slots + row), position, ring_rows)
+    place = ring_place(tl.load(slots + row), position, ring_rows)
     tl.store(out + row * COUNT + lanes, place, mask=lanes < COUNT)
 
 
@@ -55,30 +55,48 @@ def _paged(
     tl.store(out + row * count + lanes, place, mask=lanes < count)
 
 
-@triton.jit(do_not_specialize=["ring_rows", "num_places", "num_pages"])
-def _groups(
-    positions, slots, owners, pages, first, kept, members, places, ring_rows, num_places, num_pages,
-    RATIO: tl.constexpr, REACH: tl.constexpr, PAGE_ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, BLOCK)
+@triton.jit(do_not_specialize=["num_pages", "count", "size"])
+def _every(pages, out, num_pages, count, size, PAGE_ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    request = tl.program_id(0).to(tl.int64)
+    every = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     begin(EARLY)
+    number = tl.minimum(every // PAGE_ROWS, num_pages - 1)
+    page = tl.load(pages + request * num_pages + number, mask=every < count, other=0)
+    place = tl.where(every < count, page * PAGE_ROWS + every % PAGE_ROWS, -1)
+    tl.store(out + request * size + every, place, mask=every < size)
+
+
+@triton.jit(do_not_specialize=["num_pages"])
+def _pass(
+    positions, slots, owners, pages, jobs, out, num_pages, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program a row and job; a job's columns [COLUMNS, T] lie before its members [T, reach]."""
+    row, num_rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    job, lanes = jobs + tl.program_id(1) * 6, tl.arange(0, BLOCK)
+    begin(EARLY)
+    ratio, reach, ring_rows, start = tl.load(job), tl.load(job + 1), tl.load(job + 2), tl.load(job + 5)
     position, slot = tl.load(positions + row), tl.load(slots + row)
-    is_last = ((position + 1) % RATIO == 0) & (slot >= 0)
-    tl.store(first + row, position - position % RATIO)
-    tl.store(kept + row, _ring_place(slot, position, ring_rows))
-    back = lanes - (REACH - 1)
-    inside = lanes < REACH
-    nearby = row + back
-    is_row = inside & (nearby >= 0) & (back <= 0)
-    is_own = is_row & (tl.load(slots + nearby, mask=is_row, other=-1) == slot)
-    is_own = is_own & (tl.load(positions + nearby, mask=is_row, other=-1) == position + back)
-    place = _ring_place(slot, position + back, ring_rows)
-    place = tl.where(is_own & (place >= 0), num_places + nearby, place)
-    tl.store(members + row * REACH + lanes, tl.where(is_last, place, -1), mask=inside)
-    group = position // RATIO
-    page = tl.load(pages + tl.load(owners + row) * num_pages + group // PAGE_ROWS, mask=is_last, other=0)
-    tl.store(places + row, tl.where(is_last, page * PAGE_ROWS + group % PAGE_ROWS, -1))
+    out += start * num_rows
+    back = lanes - (reach - 1)
+    inside = lanes < reach
+    member = ring_place(slot, position + back, ring_rows)
+    if ratio > 0:
+        page_rows = tl.load(job + 4)
+        is_last = ((position + 1) % ratio == 0) & (slot >= 0)
+        group = position // ratio
+        page = tl.load(pages + tl.load(owners + row) * num_pages + group // page_rows, mask=is_last, other=0)
+        tl.store(out + row, group * ratio)
+        tl.store(out + num_rows + row, ring_place(slot, position, ring_rows))
+        tl.store(out + 2 * num_rows + row, tl.where(slot < 0, 0, (position + 1) // ratio))
+        tl.store(out + 3 * num_rows + row, tl.where(is_last, page * page_rows + group % page_rows, -1))
+        nearby = row + back
+        is_row = inside & (nearby >= 0)
+        is_own = is_row & (tl.load(slots + nearby, mask=is_row, other=-1) == slot)
+        is_own = is_own & (tl.load(positions + nearby, mask=is_row, other=-1) == position + back)
+        member = tl.where(is_own & (member >= 0), tl.load(job + 3) + nearby, member)
+        member = tl.where(is_last, member, -1)
+    tl.store(out + COLUMNS * num_rows + row * reach + lanes, member, mask=inside)
 
 
 def window_places(slots: Tensor, last: Tensor, count: int, ring_rows: int) -> Tensor:
@@ -118,18 +136,28 @@ def page_places(rows: Tensor, owners: Tensor, pages: Tensor, page_rows: int) -> 
     return out
 
 
-def group_places(
-    rows: RowPlaces, ratio: int, reach: int, ring_rows: int, num_places: int, page_rows: int
-) -> GroupPlaces:
-    """See `dspark.ops.places.group_places`."""
-    num_rows = rows.positions.shape[0]
-    first, kept, places = (rows.positions.new_empty(num_rows) for _ in range(3))
-    members = rows.positions.new_empty(num_rows, reach)
-    if num_rows:
-        early = early_launch()
-        _groups[(num_rows,)](
-            packed(rows.positions), packed(rows.slots), packed(rows.owners), packed(rows.pages), first, kept, members,
-            places, ring_rows, num_places, rows.pages.shape[1], ratio, reach, page_rows, block_of(reach), early,
-            num_warps=4, launch_pdl=early,
-        )  # fmt: skip
-    return GroupPlaces(first, kept, members, places)
+def request_places(pages: Tensor, page_rows: int, count: int, size: int) -> Tensor:
+    """See `dspark.ops.places.request_places`."""
+    out = pages.new_empty(pages.shape[0], size)
+    early = early_launch()
+    _every[(pages.shape[0], triton.cdiv(size, _BLOCK))](
+        packed(pages), out, pages.shape[1], count, size, page_rows, _BLOCK, early, num_warps=4, launch_pdl=early
+    )
+    return out
+
+
+def pass_places(rows: RowPlaces, jobs: PlaceJobs) -> list[GroupPlaces]:
+    """See `dspark.ops.places.pass_places`."""
+    num_rows, columns = rows.positions.shape[0], jobs.NUM_COLUMNS
+    out = rows.positions.new_empty(num_rows * jobs.starts[-1])
+    early = early_launch()
+    _pass[(num_rows, len(jobs.jobs))](
+        packed(rows.positions), packed(rows.slots), packed(rows.owners), packed(rows.pages), jobs.words, out,
+        rows.pages.shape[1], columns, block_of(jobs.max_reach), early, num_warps=4, launch_pdl=early,
+    )  # fmt: skip
+    found = []
+    for job, start in zip(jobs.jobs, jobs.starts, strict=False):
+        own = out[start * num_rows : (start + columns + job.reach) * num_rows]
+        parts = own[: columns * num_rows].view(columns, num_rows)
+        found.append(GroupPlaces(*parts, own[columns * num_rows :].view(num_rows, job.reach)))
+    return found

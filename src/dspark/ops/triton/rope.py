@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.ops.rope import Turn
+from dspark.ops.rope import Turn, TurnTable
 from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.launch import block_of, packed
 
@@ -28,23 +28,38 @@ def turn_pairs(x, cos, sin, way, K: tl.constexpr, ROPE: tl.constexpr, ROWS: tl.c
 
 
 @triton.jit
-def _rotations(positions, freqs, cos, sin, ROPE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def _rotations(positions, freqs, ratios, out, ROPE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """One program a row and entry of a table: its cosines and sines [entry, 2, row, ROPE]."""
+    row, entry, num_rows = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(0)
     lanes = tl.arange(0, BLOCK)
     inside = lanes < ROPE
     begin(EARLY)
-    angle = tl.load(positions + row).to(tl.float32) * tl.load(freqs + lanes // 2, mask=inside, other=0.0)
+    position = tl.load(positions + row)
+    if ratios is not None:
+        position -= position % tl.load(ratios + entry)
+    freq = tl.load(freqs + entry * (ROPE // 2) + lanes // 2, mask=inside, other=0.0)
+    angle = position.to(tl.float32) * freq
     sine = tl.sin(angle)
-    tl.store(cos + row * ROPE + lanes, tl.cos(angle), mask=inside)
-    tl.store(sin + row * ROPE + lanes, tl.where(lanes % 2 == 0, -sine, sine), mask=inside)
+    cos = out + (2 * entry * num_rows + row) * ROPE + lanes
+    tl.store(cos, tl.cos(angle), mask=inside)
+    tl.store(cos + num_rows * ROPE, tl.where(lanes % 2 == 0, -sine, sine), mask=inside)
 
 
 def rotations(positions: Tensor, freqs: Tensor) -> Turn:
     """See `dspark.ops.rope.rotations`."""
-    num_rows, size, early = positions.shape[0], 2 * freqs.shape[0], early_launch()
-    cos, sin = freqs.new_empty(2, num_rows, size)
+    return _turns(positions, freqs.unsqueeze(0), None)[0]
+
+
+def row_rotations(positions: Tensor, table: TurnTable) -> list[Turn]:
+    """See `dspark.ops.rope.row_rotations`."""
+    return _turns(positions, table.freqs, table.ratios)
+
+
+def _turns(positions: Tensor, freqs: Tensor, ratios: Tensor | None) -> list[Turn]:
+    num_rows, count, size, early = positions.shape[0], freqs.shape[0], 2 * freqs.shape[1], early_launch()
+    out = freqs.new_empty(count, 2, num_rows, size)
     if num_rows:
-        _rotations[(num_rows,)](
-            packed(positions), freqs, cos, sin, size, block_of(size), early, num_warps=1, launch_pdl=early
+        _rotations[(num_rows, count)](
+            packed(positions), freqs, ratios, out, size, block_of(size), early, num_warps=1, launch_pdl=early
         )
-    return cos, sin
+    return [(cos, sin) for cos, sin in out]

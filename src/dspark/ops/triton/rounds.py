@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.ops.rounds import NUM_SCALARS, Blocks, RoundRows, RoundTable, aligned_rows
+from dspark.ops.rounds import NUM_SCALARS, BlockRows, Blocks, RoundRows, RoundTable, aligned_rows
 from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.launch import block_of
 
@@ -44,26 +44,26 @@ def _lay(
     tl.store(ngrams + row * (H + 1) + back, tokens, mask=back <= H)
     own = tl.sum(tl.where(back == 0, tokens, 0), 0)
     tl.store(columns + row, tl.maximum(own, 0))
-    tl.store(columns + ROWS_STRIDE + row, tl.where(is_row, tl.load(words + STRIDE + owner) + offset, 0))
+    position = tl.where(is_row, tl.load(words + STRIDE + owner) + offset, 0)
+    tl.store(columns + ROWS_STRIDE + row, position)
     tl.store(columns + 2 * ROWS_STRIDE + row, tl.where(is_row, tl.load(words + 3 * STRIDE + owner), -1))
     tl.store(columns + 3 * ROWS_STRIDE + row, owner)
     tl.store(columns + 4 * ROWS_STRIDE + row, tl.where(is_row, owner, -1))
-    tl.store(columns + 5 * ROWS_STRIDE + row, offset)
+    tl.store(columns + 5 * ROWS_STRIDE + row, position + 1)
+    tl.store(columns + 6 * ROWS_STRIDE + row, offset)
 
 
 def lay_rows(table: RoundTable, num_rows: int) -> RoundRows:
     """See `dspark.ops.rounds.lay_rows`."""
     words, count = table.words, table.words.shape[1]
-    columns, spans = aligned_rows(words, 6, num_rows), aligned_rows(words, 2, count)
+    columns, spans = aligned_rows(words, 7, num_rows), aligned_rows(words, 2, count)
     ngrams = words.new_empty(num_rows, 1 + table.history_len)
     early = early_launch()
     _lay[(num_rows,)](
         words, columns, ngrams, spans, count, words.stride(0), columns.stride(0), spans.stride(0), table.width,
         table.history_len, block_of(1 + table.history_len), block_of(count), early, num_warps=1, launch_pdl=early,
     )  # fmt: skip
-    token_ids, positions, slots, owners, drawers, offsets = columns
-    starts, counts = spans
-    return RoundRows(token_ids, positions, slots, owners, drawers, offsets, ngrams, starts, counts)
+    return RoundRows(*columns, ngrams, *spans)
 
 
 @triton.jit(do_not_specialize=["T", "R"])
@@ -129,6 +129,36 @@ def open_blocks(table: RoundTable) -> Blocks:
     early = early_launch()
     _open[(1,)](words, slots, limits, count, words.stride(0), block_of(count), early, num_warps=1, launch_pdl=early)
     return Blocks(slots, limits)
+
+
+@triton.jit
+def _lay_blocks(
+    anchors, starts, slots, columns, draws, own, NOISE, STRIDE, G: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    begin(EARLY)
+    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    block, offset = row // G, row % G
+    start = tl.load(starts + block)
+    tl.store(columns + row, tl.where(offset == 0, tl.load(anchors + block), NOISE))
+    tl.store(columns + STRIDE + row, start + offset)
+    tl.store(columns + 2 * STRIDE + row, tl.load(slots + block))
+    tl.store(columns + 3 * STRIDE + row, start - 1)
+    tl.store(own + row * G + lanes, block * G + lanes, mask=lanes < G)
+    if offset == 0:
+        tl.store(draws + block, start + 1)
+
+
+def lay_blocks(anchors: Tensor, starts: Tensor, slots: Tensor, width: int, noise_id: int) -> BlockRows:
+    """See `dspark.ops.rounds.lay_blocks`."""
+    count = len(anchors)
+    columns, draws = aligned_rows(starts, 4, count * width), torch.empty_like(starts)
+    own, early = starts.new_empty(count * width, width), early_launch()
+    _lay_blocks[(count * width,)](
+        anchors, starts, slots, columns, draws, own, noise_id, columns.stride(0), width, block_of(width), early,
+        num_warps=1, launch_pdl=early,
+    )  # fmt: skip
+    return BlockRows(*columns, draws, own)
 
 
 @triton.jit

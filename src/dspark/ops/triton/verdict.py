@@ -16,15 +16,15 @@ _FORCED = tl.constexpr(int(Stream.FORCED))
 
 @triton.jit(do_not_specialize=["T"])
 def _judge(
-    drawn, drafts, row_starts, verify_lens, chances, seeds, positions, tokens, counts, T, SEED_STRIDE,
-    G: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    drawn, drafts, row_starts, verify_lens, chances, seeds, positions, tokens, counts, T, DRAFTS_ROW, DRAFTS_STEP,
+    SEED_STRIDE, G: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin(EARLY)
     request, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     sent = tl.load(verify_lens + request)
     rows = tl.minimum(tl.load(row_starts + request) + tl.minimum(lanes, sent), T - 1)
     own = tl.load(drawn + rows)
-    draft = tl.load(drafts + request * G + lanes, mask=lanes < G, other=-1)
+    draft = tl.load(drafts + request * DRAFTS_ROW + lanes * DRAFTS_STEP, mask=lanes < G, other=-1)
     if chances is None:
         stands = own == draft
     else:
@@ -50,8 +50,8 @@ def judge_drafts(
         positions = None if positions is None else positions.contiguous()
         early = early_launch()
         _judge[(num_requests,)](
-            drawn, drafts.contiguous(), row_starts.contiguous(), verify_lens.contiguous(), chances, seeds, positions,
-            tokens, counts, drawn.shape[0], 0 if seeds is None else seeds.stride(0), width, block_of(width + 1), early,
-            num_warps=1, launch_pdl=early,
+            drawn, drafts, row_starts.contiguous(), verify_lens.contiguous(), chances, seeds, positions, tokens, counts,
+            drawn.shape[0], *drafts.stride(), 0 if seeds is None else seeds.stride(0), width, block_of(width + 1),
+            early, num_warps=1, launch_pdl=early,
         )  # fmt: skip
     return Judgement(tokens, counts)
