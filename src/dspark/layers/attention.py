@@ -105,9 +105,10 @@ class Attention(nn.Module):
     @property
     def turn_keys(self) -> list[tuple[RopePlan, int]]:
         """The rotations that a pass reads here, as `SharedPicks` has them."""
-        compression = self.plan.compression
-        has_groups = compression is not None and compression.compressor is not None
-        return [(self.plan.rope, ratio) for ratio in ([0, compression.ratio] if has_groups else [0])]
+        keys, compression = [(self.plan.rope, 0)], self.plan.compression
+        if compression is not None and compression.compressor is not None:
+            keys.append((self.plan.rope, compression.ratio))
+        return keys
 
     def _turn(self, positions: Tensor, ratio: int, picks: SharedPicks) -> Turn:
         """Rotations of a pass's positions, or of its groups'; computed by the first layer that asks."""

@@ -163,7 +163,7 @@ def pass_places(rows: RowPlaces, jobs: PlaceJobs) -> list[GroupPlaces]:
             found.append(group_places(rows, *job))
         else:
             window = window_places(rows.slots, rows.positions, job.reach, job.ring_rows)
-            found.append(GroupPlaces(*(rows.slots,) * jobs.NUM_COLUMNS, window))
+            found.append(GroupPlaces._make([rows.slots] * jobs.NUM_COLUMNS + [window]))
     return found
 
 

@@ -89,12 +89,12 @@ def _key_row(
     place = row
     if slots is not None:
         place = ring_place(tl.load(slots + row), tl.load(positions + row), ring_rows)
+    lanes = tl.arange(0, BLOCK_K)[None, :]
+    x = section_sum(sums, row * N + COLUMN + lanes, lanes < K, step, SECTIONS, ROUND, PLAIN)
+    x = normalise(x, weight, eps, K, BLOCK_K, ROUND, PLAIN)
+    x = turned(x, cos + row * ROPE, sin + row * ROPE, K, ROPE, 1, BLOCK_K, ROUND, PLAIN)
+    x = form_rows_of(x, KIND, GROUP, SKIP, 0, K, 1, BLOCK_K, ROUND, PLAIN)
     if place >= 0:
-        lanes = tl.arange(0, BLOCK_K)[None, :]
-        x = section_sum(sums, row * N + COLUMN + lanes, lanes < K, step, SECTIONS, ROUND, PLAIN)
-        x = normalise(x, weight, eps, K, BLOCK_K, ROUND, PLAIN)
-        x = turned(x, cos + row * ROPE, sin + row * ROPE, K, ROPE, 1, BLOCK_K, ROUND, PLAIN)
-        x = form_rows_of(x, KIND, GROUP, SKIP, 0, K, 1, BLOCK_K, ROUND, PLAIN)
         store_row(rows, place, round_bf16(x, PLAIN) if ROUND else x, K, BLOCK_K, PLAIN)
 
 

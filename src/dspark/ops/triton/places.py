@@ -15,7 +15,7 @@ _BLOCK = 512
 @triton.jit
 def ring_place(slot, position, ring_rows):
     """See `dspark.ops.places.ring_places`."""
-    return tl.where((slot < 0) | (position < 0), -1, slot * ring_rows + position % ring_rows)
+    return tl.where((slot < 0) | (position < 0), -1, slot * ring_rows + position.to(tl.int32) % ring_rows)
 
 
 @triton.jit(do_not_specialize=["ring_rows"])
@@ -75,14 +75,15 @@ def _pass(
     row, num_rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     job, lanes = jobs + tl.program_id(1) * 6, tl.arange(0, BLOCK)
     begin(EARLY)
-    ratio, reach, ring_rows, start = tl.load(job), tl.load(job + 1), tl.load(job + 2), tl.load(job + 5)
-    position, slot = tl.load(positions + row), tl.load(slots + row)
+    ratio, reach, ring_rows = tl.load(job).to(tl.int32), tl.load(job + 1), tl.load(job + 2).to(tl.int32)
+    start = tl.load(job + 5)
+    position, slot = tl.load(positions + row).to(tl.int32), tl.load(slots + row)
     out += start * num_rows
     back = lanes - (reach - 1)
     inside = lanes < reach
     member = ring_place(slot, position + back, ring_rows)
     if ratio > 0:
-        page_rows = tl.load(job + 4)
+        page_rows = tl.load(job + 4).to(tl.int32)
         is_last = ((position + 1) % ratio == 0) & (slot >= 0)
         group = position // ratio
         page = tl.load(pages + tl.load(owners + row) * num_pages + group // page_rows, mask=is_last, other=0)
@@ -159,5 +160,5 @@ def pass_places(rows: RowPlaces, jobs: PlaceJobs) -> list[GroupPlaces]:
     for job, start in zip(jobs.jobs, jobs.starts, strict=False):
         own = out[start * num_rows : (start + columns + job.reach) * num_rows]
         parts = own[: columns * num_rows].view(columns, num_rows)
-        found.append(GroupPlaces(*parts, own[columns * num_rows :].view(num_rows, job.reach)))
+        found.append(GroupPlaces._make([*parts, own[columns * num_rows :].view(num_rows, job.reach)]))
     return found

@@ -1,5 +1,8 @@
 """Factors of a rotation, and the rotation of the last elements of heads inside other kernels."""
 
+from functools import lru_cache
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -34,9 +37,8 @@ def _rotations(positions, freqs, ratios, out, ROPE: tl.constexpr, BLOCK: tl.cons
     lanes = tl.arange(0, BLOCK)
     inside = lanes < ROPE
     begin(EARLY)
-    position = tl.load(positions + row)
-    if ratios is not None:
-        position -= position % tl.load(ratios + entry)
+    position = tl.load(positions + row).to(tl.int32)
+    position -= position % tl.load(ratios + entry).to(tl.int32)
     freq = tl.load(freqs + entry * (ROPE // 2) + lanes // 2, mask=inside, other=0.0)
     angle = position.to(tl.float32) * freq
     sine = tl.sin(angle)
@@ -47,19 +49,22 @@ def _rotations(positions, freqs, ratios, out, ROPE: tl.constexpr, BLOCK: tl.cons
 
 def rotations(positions: Tensor, freqs: Tensor) -> Turn:
     """See `dspark.ops.rope.rotations`."""
-    return _turns(positions, freqs.unsqueeze(0), None)[0]
+    return row_rotations(positions, TurnTable(freqs.unsqueeze(0), _one(freqs.device)))[0]
 
 
 def row_rotations(positions: Tensor, table: TurnTable) -> list[Turn]:
     """See `dspark.ops.rope.row_rotations`."""
-    return _turns(positions, table.freqs, table.ratios)
-
-
-def _turns(positions: Tensor, freqs: Tensor, ratios: Tensor | None) -> list[Turn]:
-    num_rows, count, size, early = positions.shape[0], freqs.shape[0], 2 * freqs.shape[1], early_launch()
-    out = freqs.new_empty(count, 2, num_rows, size)
+    num_rows, count, size, early = positions.shape[0], table.freqs.shape[0], 2 * table.freqs.shape[1], early_launch()
+    out = table.freqs.new_empty(count, 2, num_rows, size)
     if num_rows:
         _rotations[(num_rows, count)](
-            packed(positions), freqs, ratios, out, size, block_of(size), early, num_warps=1, launch_pdl=early
+            packed(positions), *table, out, size, block_of(size), early, num_warps=1, launch_pdl=early
         )
     return [(cos, sin) for cos, sin in out]
+
+
+@lru_cache(maxsize=16)
+def _one(device: torch.device) -> Tensor:
+    """[1], the ratio of rows; it outlives the graphs that read it."""
+    with torch.inference_mode(False):
+        return torch.ones(1, dtype=torch.int64, device=device)

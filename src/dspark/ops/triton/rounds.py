@@ -63,7 +63,7 @@ def lay_rows(table: RoundTable, num_rows: int) -> RoundRows:
         words, columns, ngrams, spans, count, words.stride(0), columns.stride(0), spans.stride(0), table.width,
         table.history_len, block_of(1 + table.history_len), block_of(count), early, num_warps=1, launch_pdl=early,
     )  # fmt: skip
-    return RoundRows(*columns, ngrams, *spans)
+    return RoundRows._make([*columns, ngrams, *spans])
 
 
 @triton.jit(do_not_specialize=["T", "R"])
@@ -158,7 +158,7 @@ def lay_blocks(anchors: Tensor, starts: Tensor, slots: Tensor, width: int, noise
         anchors, starts, slots, columns, draws, own, noise_id, columns.stride(0), width, block_of(width), early,
         num_warps=1, launch_pdl=early,
     )  # fmt: skip
-    return BlockRows(*columns, draws, own)
+    return BlockRows._make([*columns, draws, own])
 
 
 @triton.jit
