@@ -49,11 +49,13 @@ class FixedTarget:
 
     def run(self, rows: PassRows, capacity: int) -> tuple[Tensor, Tensor | None]:
         """Logits [T, V] and target_hidden [T, n * D]; `capacity` positions of a request can be seen."""
-        target = self.model.target
-        places, ops = rows.places, target.ops
-        view = RowView(self.state, places, capacity, self._jobs, ops)
-        turns = dict(zip(self._turn_keys, ops.row_rotations(places.positions, self._turns), strict=True))
-        picks = SharedPicks(turns=turns, homes=ring_homes(self.state, places.slots, places.positions))
+        target, places = self.model.target, rows.places
+        view = RowView(self.state, places, capacity, self._jobs, target.ops)
+        turns = target.ops.row_rotations(places.positions, self._turns)
+        picks = SharedPicks(
+            turns=dict(zip(self._turn_keys, turns, strict=True)),
+            homes=ring_homes(self.state, places.slots, places.positions),
+        )
         output = target(PassTokens(rows.token_ids, rows.ngrams), view, picks)
         return target.logits(output.hidden), output.target_hidden
 

@@ -104,7 +104,7 @@ class Attention(nn.Module):
 
     @property
     def turn_keys(self) -> list[tuple[RopePlan, int]]:
-        """The rotations that a pass reads here, as `SharedPicks` has them."""
+        """What `SharedPicks` has of the rotations that a pass reads here."""
         keys, compression = [(self.plan.rope, 0)], self.plan.compression
         if compression is not None and compression.compressor is not None:
             keys.append((self.plan.rope, compression.ratio))

@@ -69,13 +69,11 @@ class DsparkDraft(nn.Module):
         for stage in self.stages:
             if stage.attn.plan.rope not in turns:
                 turns[stage.attn.plan.rope] = self.ops.rotations(positions, stage.attn.freqs)
-        names = [stage.plan.name for stage in self.stages]
-        places = [(homes or {}).get(name) for name in names]
-        rows = [
-            stage.attn.window_rows(main, turns[stage.attn.plan.rope], home)
-            for stage, home in zip(self.stages, places, strict=True)
+        homes = homes or {}
+        return [
+            (stage.attn.key, stage.attn.window_rows(main, turns[stage.attn.plan.rope], homes.get(stage.attn.key)))
+            for stage in self.stages
         ]
-        return list(zip(names, rows, strict=True))
 
     def forward(self, token_ids: Tensor, view: StateView, target: Decoder) -> DraftHidden:
         """One parallel pass over draft blocks; base logits are `target.logits` of the normed rows.
