@@ -124,14 +124,13 @@ def after(one, taken):
 
 
 def test_rows_of_blocks(twins):
-    anchors, starts, slots = torch.tensor([[7, 8], [20, 0], [3, -1]]).to(twins.device)
-    assert listed(twins.ops.lay_blocks(anchors, starts, slots, 3, 99)) == {
-        "token_ids": [7, 99, 99, 8, 99, 99],
-        "positions": [20, 21, 22, 0, 1, 2],
-        "slots": [3, 3, 3, -1, -1, -1],
-        "last": [19, 19, 19, -1, -1, -1],
-        "draws": [21, 1],
-        "own": [[0, 1, 2]] * 3 + [[3, 4, 5]] * 3,
+    anchors, starts, slots = torch.tensor([[7, 8, 9], [13, 20, 2], [3, -1, 1]]).to(twins.device)
+    assert listed(twins.ops.lay_blocks(anchors, starts, slots, 3, 99, 4, 11)) == {
+        "token_ids": [7, 99, 99, 8, 99, 99, 9, 99, 99],
+        "positions": [13, 14, 15, 20, 21, 22, 2, 3, 4],
+        "draws": [14, 21, 3],
+        "window": [[42, 43, 33, 34]] * 3 + [[-1] * 4] * 3 + [[-1, -1, 11, 12]] * 3,
+        "own": [[0, 1, 2]] * 3 + [[3, 4, 5]] * 3 + [[6, 7, 8]] * 3,
     }
 
 

@@ -92,9 +92,6 @@ def test_places_of_a_pass(twins):
     pages = torch.randperm(60, generator=torch.Generator().manual_seed(5)).view(4, 15)
     rows = RowPlaces(*(part.to(twins.device) for part in (positions, slots, owners, pages)))
     wanted = RowPlaces(positions, slots, owners, pages)
-    assert torch.equal(
-        twins.ops.window_places(rows.slots, rows.positions, 8, 13).cpu(), window_places(slots, positions, 8, 13)
-    )
     assert torch.equal(twins.ops.visible_places(rows, 4, 3, 32).cpu(), visible_places(wanted, 4, 3, 32))
     groups = [PlaceJob(ratio, reach, 13, 78, 16 // ratio) for ratio, reach in ((1, 1), (4, 8), (4, 4), (8, 8))]
     jobs = PlaceJobs([PlaceJob(0, 8, 13), *groups, PlaceJob(0, 5, 9), groups[0]], twins.device)

@@ -74,6 +74,9 @@ class FixedDraft:
         self.state = state
         self.block_size = block_size
         self.num_valid_tokens = num_valid_tokens
+        keys = [stage.name for stage in model.draft.plan.stages]
+        # The stages see one window: its tokens, and the rows of its rings.
+        (self._window,) = {(state.window_reach[key], state.rings[key].shape[1]) for key in keys}
 
     def keep(self, target_hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
         """Write the window rows of tokens [N]; those with slot -1 are none."""
@@ -85,10 +88,10 @@ class FixedDraft:
 
     def _laid(self, anchors: Tensor, starts: Tensor, slots: Tensor) -> BlockRows:
         noise = self.draft.plan.noise_token_id
-        return self.target.ops.lay_blocks(anchors, starts, slots, self.block_size, noise)
+        return self.target.ops.lay_blocks(anchors, starts, slots, self.block_size, noise, *self._window)
 
     def _run(self, rows: BlockRows) -> tuple[Tensor, Tensor]:
-        out = self.draft(rows.token_ids, BlockRowView(self.state, rows, self.target.ops), self.target)
+        out = self.draft(rows.token_ids, BlockRowView(self.state, rows), self.target)
         shape = (len(rows.draws), self.block_size, -1)
         return self.target.logits(out.normed).view(shape), out.hidden.view(shape)
 

@@ -72,7 +72,6 @@ class OpSet:
     engram_rows: Callable[..., Tensor]
     engram_add: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
     route_rows: Callable[..., route.Route]
-    window_places: Callable[[Tensor, Tensor, int, int], Tensor]
     visible_places: Callable[[places.RowPlaces, int, int, int], Tensor]
     page_places: Callable[[Tensor, Tensor, Tensor, int], Tensor]
     pass_places: Callable[[places.RowPlaces, places.PlaceJobs], list[places.GroupPlaces]]
@@ -86,7 +85,7 @@ class OpSet:
     lay_rows: Callable[[rounds.RoundTable, int], rounds.RoundRows]
     move_on: Callable[..., Tensor]
     open_blocks: Callable[[rounds.RoundTable], rounds.Blocks]
-    lay_blocks: Callable[[Tensor, Tensor, Tensor, int, int], rounds.BlockRows]
+    lay_blocks: Callable[[Tensor, Tensor, Tensor, int, int, int, int], rounds.BlockRows]
     keep_blocks: Callable[..., None]
     reads_codes: bool = False
 
@@ -134,7 +133,6 @@ TORCH_OPS = OpSet(
     open_blocks=rounds.open_blocks,
     lay_blocks=rounds.lay_blocks,
     keep_blocks=rounds.keep_blocks,
-    window_places=places.window_places,
     visible_places=places.visible_places,
     page_places=places.page_places,
     pass_places=places.pass_places,

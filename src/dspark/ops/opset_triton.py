@@ -119,7 +119,6 @@ TRITON_OPS = OpSet(
     engram_rows=table.engram_rows,
     engram_add=engram.engram_add,
     route_rows=route.route_rows,
-    window_places=places.window_places,
     visible_places=places.visible_places,
     page_places=places.page_places,
     pass_places=places.pass_places,

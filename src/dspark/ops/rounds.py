@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dspark.ops.places import window_places
+
 NUM_SCALARS = 6
 
 
@@ -180,28 +182,35 @@ class BlockRows(NamedTuple):
     """The rows of R blocks of G, block by block.
 
     Attributes:
-        token_ids, positions, slots: [R * G]; padding has slot -1.
-        last: [R * G] the position before the row's block.
+        token_ids, positions: [R * G].
         draws: [R] the position of a block's first draft.
+        window: [R * G, W] ring places of the tokens before the row's block, -1 none.
         own: [R * G, G] the rows of the row's block.
     """
 
     token_ids: Tensor
     positions: Tensor
-    slots: Tensor
-    last: Tensor
     draws: Tensor
+    window: Tensor
     own: Tensor
 
 
-def lay_blocks(anchors: Tensor, starts: Tensor, slots: Tensor, width: int, noise_id: int) -> BlockRows:
-    """Rows of blocks that begin with the anchors [R] at `starts` [R], with noise behind; slots [R], -1 for padding."""
+def lay_blocks(
+    anchors: Tensor, starts: Tensor, slots: Tensor, width: int, noise_id: int, reach: int, ring_rows: int
+) -> BlockRows:
+    """Rows of blocks.
+
+    Args:
+        anchors, starts: [R] int64, the first token of each block and its position; noise follows.
+        slots: [R] int64, -1 for padding, which has no window.
+        width: G. reach: W. ring_rows: of a slot.
+    """
     token_ids = anchors.new_full((len(anchors), width), noise_id)
     token_ids[:, 0] = anchors
     offsets = torch.arange(width, device=starts.device)
-    slots, last = slots.repeat_interleave(width), (starts - 1).repeat_interleave(width)
+    window = window_places(slots, starts - 1, reach, ring_rows).repeat_interleave(width, dim=0)
     own = block_rows(len(anchors), width, starts.device)
-    return BlockRows(token_ids.flatten(), (starts[:, None] + offsets).flatten(), slots, last, starts + 1, own)
+    return BlockRows(token_ids.flatten(), (starts[:, None] + offsets).flatten(), starts + 1, window, own)
 
 
 def block_rows(num_blocks: int, width: int, device: torch.device) -> Tensor:

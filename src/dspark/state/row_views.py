@@ -113,23 +113,14 @@ def _group_job(state: ModelState, key: str, ratio: int, reach: int) -> PlaceJob:
 
 
 class BlockRowView:
-    """The draft's view over blocks, in the order of `DraftView`: the context window, then the own block.
+    """The draft's view over blocks of a fixed number, in the order of `DraftView`: the context, then the own block."""
 
-    Args:
-        rows: of the blocks. ops: of the model, for index arithmetic.
-    """
-
-    def __init__(self, state: ModelState, rows: BlockRows, ops: OpSet) -> None:
+    def __init__(self, state: ModelState, rows: BlockRows) -> None:
         self.state = state
         self.rows = rows
         self.positions = rows.positions
-        self._ops = ops
-        self._windows: dict[tuple[int, int], Tensor] = {}
 
     def window_keys(self, key: str, rows: Tensor) -> Sources:
         """See `DraftView.window_keys`."""
         ring = self.state.rings[key]
-        memo = (self.state.window_reach[key], ring.shape[1])
-        if memo not in self._windows:
-            self._windows[memo] = self._ops.window_places(self.rows.slots, self.rows.last, *memo)
-        return [(ring.view(-1, ring.shape[2]), self._windows[memo]), (rows.to(ring.dtype), self.rows.own)]
+        return [(ring.view(-1, ring.shape[2]), self.rows.window), (rows.to(ring.dtype), self.rows.own)]

@@ -18,16 +18,6 @@ def ring_place(slot, position, ring_rows):
     return tl.where((slot < 0) | (position < 0), -1, slot * ring_rows + position.to(tl.int32) % ring_rows)
 
 
-@triton.jit(do_not_specialize=["ring_rows"])
-def _window(slots, last, out, ring_rows, COUNT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, BLOCK)
-    begin(EARLY)
-    position = tl.load(last + row) + (lanes - (COUNT - 1))
-    place = ring_place(tl.load(slots + row), position, ring_rows)
-    tl.store(out + row * COUNT + lanes, place, mask=lanes < COUNT)
-
-
 @triton.jit(do_not_specialize=["num_pages", "count"])
 def _visible(
     positions, slots, owners, pages, out, num_pages, count, RATIO: tl.constexpr, PAGE_ROWS: tl.constexpr,
@@ -98,17 +88,6 @@ def _pass(
         member = tl.where(is_own & (member >= 0), tl.load(job + 3) + nearby, member)
         member = tl.where(is_last, member, -1)
     tl.store(out + COLUMNS * num_rows + row * reach + lanes, member, mask=inside)
-
-
-def window_places(slots: Tensor, last: Tensor, count: int, ring_rows: int) -> Tensor:
-    """See `dspark.ops.places.window_places`."""
-    out = slots.new_empty(slots.shape[0], count)
-    if slots.shape[0]:
-        early = early_launch()
-        _window[(slots.shape[0],)](
-            packed(slots), packed(last), out, ring_rows, count, block_of(count), early, num_warps=4, launch_pdl=early
-        )
-    return out
 
 
 def visible_places(rows: RowPlaces, ratio: int, page_rows: int, count: int) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 from dspark.ops.rounds import NUM_SCALARS, BlockRows, Blocks, RoundRows, RoundTable, aligned_rows
 from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.launch import block_of
+from dspark.ops.triton.places import ring_place
 
 _SCALARS = tl.constexpr(NUM_SCALARS)
 
@@ -131,10 +132,10 @@ def open_blocks(table: RoundTable) -> Blocks:
     return Blocks(slots, limits)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ring_rows", "NOISE"])
 def _lay_blocks(
-    anchors, starts, slots, columns, draws, own, NOISE, STRIDE, G: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    anchors, starts, slots, columns, draws, window, own, ring_rows, NOISE, STRIDE, G: tl.constexpr, W: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin(EARLY)
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -142,23 +143,25 @@ def _lay_blocks(
     start = tl.load(starts + block)
     tl.store(columns + row, tl.where(offset == 0, tl.load(anchors + block), NOISE))
     tl.store(columns + STRIDE + row, start + offset)
-    tl.store(columns + 2 * STRIDE + row, tl.load(slots + block))
-    tl.store(columns + 3 * STRIDE + row, start - 1)
+    place = ring_place(tl.load(slots + block), start + lanes - W, ring_rows)
+    tl.store(window + row * W + lanes, place, mask=lanes < W)
     tl.store(own + row * G + lanes, block * G + lanes, mask=lanes < G)
     if offset == 0:
         tl.store(draws + block, start + 1)
 
 
-def lay_blocks(anchors: Tensor, starts: Tensor, slots: Tensor, width: int, noise_id: int) -> BlockRows:
+def lay_blocks(
+    anchors: Tensor, starts: Tensor, slots: Tensor, width: int, noise_id: int, reach: int, ring_rows: int
+) -> BlockRows:
     """See `dspark.ops.rounds.lay_blocks`."""
-    count = len(anchors)
-    columns, draws = aligned_rows(starts, 4, count * width), torch.empty_like(starts)
-    own, early = starts.new_empty(count * width, width), early_launch()
-    _lay_blocks[(count * width,)](
-        anchors, starts, slots, columns, draws, own, noise_id, columns.stride(0), width, block_of(width), early,
-        num_warps=1, launch_pdl=early,
+    num_rows, early = len(anchors) * width, early_launch()
+    columns, draws = aligned_rows(starts, 2, num_rows), torch.empty_like(starts)
+    window, own = starts.new_empty(num_rows, reach), starts.new_empty(num_rows, width)
+    _lay_blocks[(num_rows,)](
+        anchors, starts, slots, columns, draws, window, own, ring_rows, noise_id, columns.stride(0), width, reach,
+        block_of(max(width, reach)), early, num_warps=4, launch_pdl=early,
     )  # fmt: skip
-    return BlockRows._make([*columns, draws, own])
+    return BlockRows._make([*columns, draws, window, own])
 
 
 @triton.jit
