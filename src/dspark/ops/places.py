@@ -53,14 +53,17 @@ class PlaceJob(NamedTuple):
 
 
 class PlaceJobs:
-    """Different jobs, for one launch.
+    """Different jobs, for one launch, whose results lie one behind the other.
+
+    Example: 2 rows, a window of 3, then groups with 8 members: columns of the window at 0..7, which are not used, its
+    places at 8..13, columns of the groups at 14..21, and their members at 22..37.
 
     Attributes:
         jobs: in order.
         words: [J, 6] int64 on the device: the five numbers of each, and values of a row in the jobs before it.
     """
 
-    NUM_COLUMNS = 4  # of a job besides its members
+    NUM_COLUMNS = 4  # of `GroupPlaces` besides the members
 
     def __init__(self, jobs: Iterable[PlaceJob], device: torch.device) -> None:
         self.jobs = tuple(dict.fromkeys(jobs))
