@@ -160,6 +160,22 @@ def test_groups_of_rows_read_their_own_columns(kernels, kind):
     assert error(found, torch.cat(parts, dim=1)) < 1e-5
 
 
+@pytest.mark.parametrize(("width", "depth", "group"), [(128, 128, 32), (128, 128, 128), (32, 1024, 16)], ids=str)
+def test_a_result_is_quantised_as_by_the_op(kernels, monkeypatch, width, depth, group):
+    """By the product whose programs hold whole groups of columns, by the launch that adds sections, by a launch."""
+    weight = coded("fp8 32", 2 * width, depth)
+    x = rows_of(max(COUNTS) + 1, 2 * depth)
+    for count in (0, 1, *COUNTS):
+        found = kernels[0].quantised_linear(x[:count], weight.weight, 2, group)
+        plain = kernels[0].linear(x[:count], weight.weight, groups=2)
+        assert found.dtype == plain.dtype and torch.equal(found, fake_quantise(plain, group)), f"{count} rows"
+    monkeypatch.setattr(kernels[0], "_MOST_BYTES_SIDE_BY_SIDE", 0)
+    wanted = fake_quantise(kernels[0].linear(x, weight.weight, groups=2), group)
+    assert torch.equal(kernels[0].quantised_linear(x, weight.weight, 2, group), wanted)
+    monkeypatch.setattr(kernels[0], "QUANTISES_INSIDE", False)
+    assert torch.equal(kernels[0].quantised_linear(x, weight.weight, 2, group), wanted)
+
+
 def test_no_rows_give_no_rows(kernels):
     weight = coded("fp8 32", 64, 256)
     assert kernels[0].linear(rows_of(0, 256), weight.weight).shape == (0, 64)

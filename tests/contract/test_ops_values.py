@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dspark.ops import quantise as quantise_ops
+from dspark.ops.attention import new_arrivals
 from dspark.ops.index import IndexKeys
 from dspark.ops.kept_rows import RowForm
 from dspark.ops.places import PlaceJob, PlaceJobs, RingRows, RowPlaces, group_places, visible_places, window_places
@@ -82,6 +83,38 @@ def test_forms_are_quantised_as_by_the_op(twins, kind):
     assert torch.allclose(again, rows.float(), atol=1e-5)
     signs = torch.tensor([[(-1.0) ** bin(i & j).count("1") for j in range(64)] for i in range(64)]) / 8
     assert torch.allclose(turned.cpu(), rows.float().cpu() @ signs, atol=1e-5)
+
+
+def attention_inputs(num_rows, picks, heads, device):
+    """Queries, positions and keys of two stores; later rows see fewer keys, the last of several sees none."""
+    generator = torch.Generator().manual_seed(num_rows)
+    q, near, far = (torch.randn(*shape, generator=generator) for shape in ((num_rows, heads, 32), (50, 32), (400, 32)))
+    window = torch.randint(0, 50, (num_rows, 40), generator=generator)
+    chosen = torch.randint(0, 400, (num_rows, picks), generator=generator)
+    number = torch.arange(num_rows).unsqueeze(1)
+    chosen.masked_fill_(torch.arange(picks) >= picks - 45 * number, -1)
+    if num_rows > 1:
+        window[-1], chosen[-1] = -1, -1
+    turn = torch.ones(num_rows, 8), torch.zeros(num_rows, 8)
+    return [part.to(device) for part in (q, *turn, near, window, far, chosen, torch.randn(heads, generator=generator))]
+
+
+def test_segments_of_attention_are_counted_from_zero_in_every_call(twins):
+    """Calls of other sizes share the counters of a layer; each finds zeros, leaves zeros, and means the same."""
+    heads = 20
+    arrivals = new_arrivals(heads).to(twins.device)
+    for num_rows, picks in ((1, 200), (4, 200), (2, 33), (3, 0), (5, 90), (1, 200)):
+        q, cos, sin, near, window, far, chosen, sink = attention_inputs(num_rows, picks, heads, twins.device)
+        sources = [(near, window), (far, chosen)]
+        counted = twins.ops.attend(q, (cos, sin), sources, sink, 0.2, None, arrivals)
+        assert not arrivals.any()
+        assert torch.equal(counted, twins.ops.attend(q, (cos, sin), sources, sink, 0.2))
+        for row in range(num_rows):
+            own = slice(row, row + 1)
+            parts = [(near, window[own]), (far, chosen[own])]
+            alone = twins.ops.attend(q[own], (cos[own], sin[own]), parts, sink, 0.2, None, arrivals)
+            assert torch.equal(counted[own], alone)
+        assert num_rows == 1 or not counted[-1].any()
 
 
 def test_places_of_a_pass(twins):

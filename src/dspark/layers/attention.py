@@ -9,7 +9,7 @@ from dspark.layers.compressor import Compressor
 from dspark.layers.indexer import Indexer
 from dspark.layers.linear import GroupedLinear, Linear, LinearGroup, RMSNorm, parameter
 from dspark.layers.plans import CompressionPlan, LayerPlan, QuantPlan, RopePlan
-from dspark.layers.quantisers import activation_form, activation_quantiser, cache_form
+from dspark.layers.quantisers import activation_form, cache_form
 from dspark.layers.state_view import StateView
 from dspark.ops.experts import Output
 from dspark.ops.opset import OpSet
@@ -68,9 +68,8 @@ class Attention(nn.Module):
         self.kv_norm = RMSNorm(plan.head_dim, plan.norm_eps, ops)
         self.attn_sink = parameter(plan.num_heads)
         width = plan.num_heads * plan.head_dim
-        self.wo_a = GroupedLinear(width, plan.o_groups * plan.o_rank, plan.o_groups, quant.dense, ops)
+        self.wo_a = GroupedLinear(width, plan.o_groups * plan.o_rank, plan.o_groups, quant.dense, ops, quant.block)
         self.wo_b = Linear(plan.o_groups * plan.o_rank, plan.hidden_size, quant.dense, ops)
-        self.quantise_input = activation_quantiser(quant, ops)
         self.latent_form = activation_form(quant)
         self.window_form = cache_form(plan.window_quant, plan.rope.dim)
         self.latent_maps = LinearGroup([self.wq_a, self.wkv], ops)
@@ -145,7 +144,7 @@ class Attention(nn.Module):
 
     def project_out(self, heads: Tensor) -> Output:
         """Each group of heads through its own rows of wo_a, then all groups through wo_b: [T, H, K] -> [T, D]."""
-        return self.wo_b.terms(self.quantise_input(self.wo_a(heads.flatten(1))))
+        return self.wo_b.terms(self.wo_a(heads.flatten(1)))
 
     def _compressed_keys(
         self, prepared: Prepared, turn: Turn, view: StateView, picks: SharedPicks

@@ -36,15 +36,21 @@ class Linear(nn.Module):
 
 
 class GroupedLinear(Linear):
-    """Linear maps of equal parts: part g of the input's columns gives part g of the output's."""
+    """Linear maps of equal parts: part g of the input's columns gives part g of the output's.
 
-    def __init__(self, in_size: int, out_size: int, groups: int, storage: Storage, ops: OpSet) -> None:
+    The output is quantised where `quant_group` of its columns share a scale.
+    """
+
+    def __init__(
+        self, in_size: int, out_size: int, groups: int, storage: Storage, ops: OpSet, quant_group: int = 0
+    ) -> None:
         super().__init__(in_size // groups, out_size, storage, ops)
         self.groups = groups
+        self.quant_group = quant_group
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [T, in_size] -> [T, out_size]."""
-        return self.ops.grouped_linear(x, self.ops.stored(self.weight, self.storage), self.groups)
+        return self.ops.grouped_linear(x, self.ops.stored(self.weight, self.storage), self.groups, self.quant_group)
 
 
 class LinearGroup:

@@ -26,8 +26,10 @@ def with_library_products(ops: OpSet) -> OpSet:
     def linear_wide(x: Tensor, weight: Tensor) -> Tensor:
         return _wide_product(x, weight) if _is_readable(x, weight) else ops.linear_wide(x, weight)
 
-    def grouped_linear(x: Tensor, weight: Tensor, groups: int) -> Tensor:
-        return (_grouped_product if _is_readable(x, weight) else ops.grouped_linear)(x, weight, groups)
+    grouped_product = grouped_linear_of(_product, ops.quantise_fp8)
+
+    def grouped_linear(x: Tensor, weight: Tensor, groups: int, group: int = 0) -> Tensor:
+        return (grouped_product if _is_readable(x, weight) else ops.grouped_linear)(x, weight, groups, group)
 
     name = f"{ops.name} with library products"
     return replace(ops, name=name, linear=linear, linear_wide=linear_wide, grouped_linear=grouped_linear)
@@ -40,9 +42,6 @@ def _is_readable(x: Tensor, weight: Tensor) -> bool:
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x.to(weight.dtype), weight).to(x.dtype)
-
-
-_grouped_product = grouped_linear_of(_product)
 
 
 def _wide_product(x: Tensor, weight: Tensor) -> Tensor:

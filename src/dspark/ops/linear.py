@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dspark.ops.quantise import quantise_fp8
+
 TILE_ROWS = (4, 8, 16, 32, 64)
 BASE_TILE = 8
 
@@ -43,24 +45,28 @@ def linear_wide(x: Tensor, weight: Tensor) -> Tensor:
     return linear(x.float(), weight)
 
 
-def grouped_linear_of(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, int], Tensor]:
-    """Products of equal parts, from the `linear` of one set of twins."""
+def grouped_linear_of(
+    product: Callable[[Tensor, Tensor], Tensor], quantise: Callable[[Tensor, int], Tensor]
+) -> Callable[..., Tensor]:
+    """Products of equal parts, from the `linear` and the `quantise_fp8` of one set of twins."""
 
-    def grouped_linear(x: Tensor, weight: Tensor, groups: int) -> Tensor:
+    def grouped_linear(x: Tensor, weight: Tensor, groups: int, group: int = 0) -> Tensor:
         """Part g of the rows of `weight` reads part g of the columns of `x`.
 
         Args:
             x: [T, groups * K]. weight: [groups * N, K].
+            group: columns that share a scale of the quantised result; 0 where it is not quantised.
         Returns:
             [T, groups * N] in the dtype of `x`.
         """
         pairs = zip(x.chunk(groups, dim=1), weight.chunk(groups), strict=True)
-        return torch.cat([product(part, own) for part, own in pairs], dim=1)
+        out = torch.cat([product(part, own) for part, own in pairs], dim=1)
+        return quantise(out, group) if group else out
 
     return grouped_linear
 
 
-grouped_linear = grouped_linear_of(linear)
+grouped_linear = grouped_linear_of(linear, quantise_fp8)
 
 
 def computed_rows(num_rows: int, weight: Tensor) -> int:

@@ -204,7 +204,7 @@ def training_ops(recorder: Recorder, compiled: bool) -> OpSet:
         name="training",
         linear=linear,
         linear_wide=lambda x, weight: linear(x.float(), weight),
-        grouped_linear=grouped_linear_of(linear),
+        grouped_linear=grouped_linear_of(linear, fp8),
         confidence_logits=confidence_logits_of(linear),
         attend=attention.attend_of(norm_rows, turn, dense.sparse_attention),
         linear_terms=linear,

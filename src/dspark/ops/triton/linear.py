@@ -13,7 +13,10 @@ from dspark.ops.triton.early import early_launch
 from dspark.ops.triton.launch import INTERPRETED, packed
 from dspark.ops.triton.parts import add_parts
 from dspark.ops.triton.product import Shape, product
+from dspark.ops.triton.quantise import quantise_fp8, quantise_sum
 
+# Whether a product, or the launch that adds its sections, quantises a result that is wanted so.
+QUANTISES_INSIDE = True
 _WIDE = 16384  # rows of a weight that fill the device by themselves
 _ENOUGH_BLOCKS = 128  # of a weight that needs no sections
 _MOST_PROGRAMS = 320  # of a product whose sections run side by side
@@ -86,6 +89,21 @@ def linear(x: Tensor, weight: Tensor | PackedWeight, out_dtype: torch.dtype | No
     return out.to(wanted)
 
 
+def quantised_linear(x: Tensor, weight: Tensor | PackedWeight, groups: int, group: int) -> Tensor:
+    """The same with each `group` columns of the result quantised; by the product where a program has them all."""
+    is_exact = x.dtype == torch.float32 or (isinstance(weight, Tensor) and weight.dtype == torch.float32)
+    if is_exact or not x.shape[0] or not QUANTISES_INSIDE:
+        return quantise_fp8(linear(x, weight, groups=groups), group)
+    stack = weight if isinstance(weight, PackedWeight) else packed(weight).unsqueeze(0)
+    shape, is_coded = block_shape(x.shape[0], stack), isinstance(stack, PackedWeight)
+    if not is_coded or shape.columns % group or runs_side_by_side(sections_of(stack), x.shape[0], stack.shape[1]):
+        return quantise_sum(product_parts(x, stack, groups=groups), group, x)
+    out = torch.empty(x.shape[0], stack.shape[1], dtype=result_dtype(x, x.dtype), device=x.device)
+    rows = prepared_rows(x, stack.shape[2], True, groups)
+    product(rows, stack, out, shape, groups=groups, sections=sections_of(stack), group=group)
+    return out.to(x.dtype)
+
+
 def dense_product(
     rows: Tensor, weight: Tensor | PackedWeight, out: Tensor, shape: Shape, groups: int = 1, sections: int | None = None
 ) -> None:
@@ -104,19 +122,21 @@ def runs_side_by_side(sections: int, num_rows: int, width: int) -> bool:
     return sections > 1 and 4 * sections * num_rows * width <= _MOST_BYTES_SIDE_BY_SIDE
 
 
-def product_parts(x: Tensor, weight: Tensor | PackedWeight, out_dtype: torch.dtype | None = None) -> Tensor:
+def product_parts(
+    x: Tensor, weight: Tensor | PackedWeight, out_dtype: torch.dtype | None = None, groups: int = 1
+) -> Tensor:
     """[sections, T, N] sums of bf16 rows and a weight [1, N, K], for a kernel that adds them from first to last.
 
     float32 wherever the weight has several sections, also where so many rows share the call that they come added: how
     a kernel shares a reduction out among its threads follows from the type of what it reads, and no bit of a row may
     hang on the call. A single section is in `out_dtype`, that of `x` without it.
     """
-    rows = prepared_rows(x, weight.shape[2], isinstance(weight, PackedWeight))
+    rows = prepared_rows(x, weight.shape[2], isinstance(weight, PackedWeight), groups)
     shape, count = block_shape(rows.shape[0], weight), sections_of(weight)
     dtype = torch.float32 if count > 1 else result_dtype(x, out_dtype or x.dtype)
     left = count if runs_side_by_side(count, rows.shape[0], weight.shape[1]) else 1
     sums = torch.empty(left, rows.shape[0], weight.shape[1], dtype=dtype, device=x.device)
-    product(rows, weight, sums if left > 1 else sums[0], shape, sections=count)
+    product(rows, weight, sums if left > 1 else sums[0], shape, groups=groups, sections=count)
     return sums
 
 

@@ -4,12 +4,15 @@ Rounding is done on float32 values: with an integer step on the bits where the g
 subtracting a number so large that only whole steps survive where it is even. Both round to nearest, ties to even.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from dspark.ops.quantise import FP4_MAX, FP8_MAX
-from dspark.ops.triton.launch import new_output, packed, rounded
+from dspark.ops.triton.early import begin, early_launch
+from dspark.ops.triton.elementwise import section_sum
+from dspark.ops.triton.launch import INTERPRETED, new_output, packed, rounded
 
 _ELEMENTS = 1024  # of one program
 KINDS = {"fp8": 0, "fp4": 1, "fp4_e4m3": 2, "none": 3}
@@ -71,20 +74,32 @@ def fake_quantise(values, KIND: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.co
     return _round_e2m1(tl.minimum(tl.maximum(scaled, -_FP4_LIMIT), _FP4_LIMIT)) * scale
 
 
-@triton.jit
-def _quantise(x, out, num_groups, GROUP: tl.constexpr, GROUPS: tl.constexpr):
+@triton.jit(do_not_specialize=["num_groups"])
+def _quantise(
+    parts, out, num_groups, GROUP: tl.constexpr, GROUPS: tl.constexpr, SECTIONS: tl.constexpr, ROUND: tl.constexpr,
+    EARLY: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    begin(EARLY)
     group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     places = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     inside = (group < num_groups)[:, None]
-    values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
+    values = section_sum(parts, places, inside, num_groups * GROUP, SECTIONS, ROUND, PLAIN)
     tl.store(out + places, rounded_fp8(values).to(out.dtype.element_ty), mask=inside)
 
 
 def quantise_fp8(x: Tensor, group: int) -> Tensor:
     """See `dspark.ops.quantise.quantise_fp8`; `group` is a power of two."""
-    values, out = packed(x), new_output(x, *x.shape)
-    num_groups = x.numel() // group
+    return quantise_sum(packed(x).unsqueeze(0), group, x)
+
+
+def quantise_sum(parts: Tensor, group: int, like: Tensor) -> Tensor:
+    """The same for the sum of parts [n, ...] from first to last, rounded to the dtype of `like` before and after."""
+    out, early = new_output(like, *parts.shape[1:]), early_launch()
+    num_groups = out.numel() // group
     if num_groups:
         groups = max(_ELEMENTS // group, 1)
-        _quantise[(triton.cdiv(num_groups, groups),)](values, out, num_groups, group, groups, num_warps=4)
-    return rounded(out, x)
+        _quantise[(triton.cdiv(num_groups, groups),)](
+            parts, out, num_groups, group, groups, parts.shape[0], like.dtype == torch.bfloat16, early, INTERPRETED,
+            num_warps=4, launch_pdl=early,
+        )  # fmt: skip
+    return rounded(out, like)
