@@ -172,8 +172,6 @@ def test_a_result_is_quantised_as_by_the_op(kernels, monkeypatch, width, depth, 
     monkeypatch.setattr(kernels[0], "_MOST_BYTES_SIDE_BY_SIDE", 0)
     wanted = fake_quantise(kernels[0].linear(x, weight.weight, groups=2), group)
     assert torch.equal(kernels[0].quantised_linear(x, weight.weight, 2, group), wanted)
-    monkeypatch.setattr(kernels[0], "QUANTISES_INSIDE", False)
-    assert torch.equal(kernels[0].quantised_linear(x, weight.weight, 2, group), wanted)
 
 
 def test_no_rows_give_no_rows(kernels):

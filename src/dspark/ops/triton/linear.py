@@ -15,8 +15,6 @@ from dspark.ops.triton.parts import add_parts
 from dspark.ops.triton.product import Shape, product
 from dspark.ops.triton.quantise import quantise_fp8, quantise_sum
 
-# Whether a product, or the launch that adds its sections, quantises a result that is wanted so.
-QUANTISES_INSIDE = True
 _WIDE = 16384  # rows of a weight that fill the device by themselves
 _ENOUGH_BLOCKS = 128  # of a weight that needs no sections
 _MOST_PROGRAMS = 320  # of a product whose sections run side by side
@@ -92,7 +90,7 @@ def linear(x: Tensor, weight: Tensor | PackedWeight, out_dtype: torch.dtype | No
 def quantised_linear(x: Tensor, weight: Tensor | PackedWeight, groups: int, group: int) -> Tensor:
     """The same with each `group` columns of the result quantised; by the product where a program has them all."""
     is_exact = x.dtype == torch.float32 or (isinstance(weight, Tensor) and weight.dtype == torch.float32)
-    if is_exact or not x.shape[0] or not QUANTISES_INSIDE:
+    if is_exact or not x.shape[0]:
         return quantise_fp8(linear(x, weight, groups=groups), group)
     stack = weight if isinstance(weight, PackedWeight) else packed(weight).unsqueeze(0)
     shape, is_coded = block_shape(x.shape[0], stack), isinstance(stack, PackedWeight)
