@@ -25,9 +25,10 @@ def test_values_are_those_of_the_exact_products(num_rows, dtype):
     assert wide.dtype == torch.float32
     torch.testing.assert_close(wide, TORCH_OPS.linear_wide(x, weight.float()), rtol=1e-4, atol=1e-4)
     grouped = torch.cat([x, x.flip(1)], dim=1)
-    torch.testing.assert_close(
-        FAST.grouped_linear(grouped, weight, 2), TORCH_OPS.grouped_linear(grouped, weight.float(), 2), **tolerance
-    )
+    wanted = TORCH_OPS.grouped_linear(grouped, weight.float(), 2, 0)
+    torch.testing.assert_close(FAST.grouped_linear(grouped, weight, 2, 0), wanted, **tolerance)
+    quantised = FAST.grouped_linear(grouped, weight, 2, 24)
+    assert torch.equal(quantised, TORCH_OPS.quantise_fp8(FAST.grouped_linear(grouped, weight, 2, 0), 24))
 
 
 def test_rows_that_would_lose_bits_stay_with_the_exact_product():

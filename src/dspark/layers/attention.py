@@ -39,7 +39,7 @@ class Prepared:
 
     Attributes:
         q_latent: [T, q_rank], quantised. q: [T, H * K].
-        rows: [T, K], for the window; the layer's ring where it has them.
+        rows: [T, K], for the window, or the ring that has them already.
         sums: [sections, T, N] of the compressor's and the indexer's maps, None where there are none.
     """
 
@@ -68,7 +68,7 @@ class Attention(nn.Module):
         self.kv_norm = RMSNorm(plan.head_dim, plan.norm_eps, ops)
         self.attn_sink = parameter(plan.num_heads)
         width = plan.num_heads * plan.head_dim
-        self.wo_a = GroupedLinear(width, plan.o_groups * plan.o_rank, plan.o_groups, quant.dense, ops, quant.block)
+        self.wo_a = GroupedLinear(width, plan.o_groups * plan.o_rank, plan.o_groups, quant.block, quant.dense, ops)
         self.wo_b = Linear(plan.o_groups * plan.o_rank, plan.hidden_size, quant.dense, ops)
         self.latent_form = activation_form(quant)
         self.window_form = cache_form(plan.window_quant, plan.rope.dim)
@@ -97,13 +97,13 @@ class Attention(nn.Module):
             self.compression_maps.join()
 
     def window_rows(self, x: Tensor, turn: Turn, home: RingRows | None = None) -> Tensor:
-        """Window keys of quantised inputs x [T, D] at the positions of `turn`, see `dspark.ops.kept_rows`."""
+        """Window keys [T, K] of quantised inputs x [T, D] at the positions of `turn`, or the ring that has them."""
         sums = self.ops.joint_sums(x, [self.ops.stored(self.wkv.weight, self.wkv.storage)])
         return self.ops.key_rows(sums, 0, x.dtype, self.kv_norm, turn, self.window_form, home)
 
     @property
     def turn_keys(self) -> list[tuple[RopePlan, int]]:
-        """What `SharedPicks` has of the rotations that a pass reads here."""
+        """Which of `SharedPicks.turns` a pass reads here."""
         keys, compression = [(self.plan.rope, 0)], self.plan.compression
         if compression is not None and compression.compressor is not None:
             keys.append((self.plan.rope, compression.ratio))

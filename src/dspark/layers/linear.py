@@ -38,11 +38,11 @@ class Linear(nn.Module):
 class GroupedLinear(Linear):
     """Linear maps of equal parts: part g of the input's columns gives part g of the output's.
 
-    The output is quantised where `quant_group` of its columns share a scale.
+    `quant_group` columns of the output share a scale; with 0 it is not quantised.
     """
 
     def __init__(
-        self, in_size: int, out_size: int, groups: int, storage: Storage, ops: OpSet, quant_group: int = 0
+        self, in_size: int, out_size: int, groups: int, quant_group: int, storage: Storage, ops: OpSet
     ) -> None:
         super().__init__(in_size // groups, out_size, storage, ops)
         self.groups = groups

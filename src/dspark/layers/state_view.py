@@ -21,7 +21,7 @@ class StateView(Protocol):
     def window_keys(self, key: str, rows: Tensor) -> Sources:
         """Write the pass's window rows [T, K]; return stores [N, K], each with its part [T, J] of every query's window.
 
-        -1 in a window is no key.
+        Rows that are in their ring already come as that ring. -1 in a window is no key.
         """
         ...
 

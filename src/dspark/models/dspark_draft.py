@@ -62,7 +62,7 @@ class DsparkDraft(nn.Module):
             target_hidden: [N, n * D] of committed rows. positions: [N] int64.
             homes: rings that take the rows at once, by store key.
         Returns:
-            (store key, rows [N, K]) for each stage; the ring where it has them.
+            (store key, rows [N, K], or the ring that has them already) for each stage.
         """
         main = self.quantise(self.main_norm(self.main_proj(self.quantise(target_hidden))))
         turns: dict[RopePlan, Turn] = {}
@@ -118,7 +118,7 @@ class DsparkDraft(nn.Module):
 
         Args:
             base_logits: [R, G, V] without columns of padding. hidden: [R, G, D].
-            anchors, positions: [R] int64, the token before each block and the position behind it.
+            anchors, positions: [R] int64, the token before each block's first draft, and that draft's position.
             params, kind: see `dspark.ops.draw.draw_rows`.
         """
         weight = self.ops.stored(self.markov_head.weight, self.markov_head.storage)

@@ -28,8 +28,9 @@ def with_library_products(ops: OpSet) -> OpSet:
 
     grouped_product = grouped_linear_of(_product, ops.quantise_fp8)
 
-    def grouped_linear(x: Tensor, weight: Tensor, groups: int, group: int = 0) -> Tensor:
-        return (grouped_product if _is_readable(x, weight) else ops.grouped_linear)(x, weight, groups, group)
+    def grouped_linear(x: Tensor, weight: Tensor, groups: int, quant_group: int) -> Tensor:
+        product = grouped_product if _is_readable(x, weight) else ops.grouped_linear
+        return product(x, weight, groups, quant_group)
 
     name = f"{ops.name} with library products"
     return replace(ops, name=name, linear=linear, linear_wide=linear_wide, grouped_linear=grouped_linear)

@@ -47,21 +47,21 @@ def linear_wide(x: Tensor, weight: Tensor) -> Tensor:
 
 def grouped_linear_of(
     product: Callable[[Tensor, Tensor], Tensor], quantise: Callable[[Tensor, int], Tensor]
-) -> Callable[..., Tensor]:
+) -> Callable[[Tensor, Tensor, int, int], Tensor]:
     """Products of equal parts, from the `linear` and the `quantise_fp8` of one set of twins."""
 
-    def grouped_linear(x: Tensor, weight: Tensor, groups: int, group: int = 0) -> Tensor:
+    def grouped_linear(x: Tensor, weight: Tensor, groups: int, quant_group: int) -> Tensor:
         """Part g of the rows of `weight` reads part g of the columns of `x`.
 
         Args:
             x: [T, groups * K]. weight: [groups * N, K].
-            group: columns that share a scale of the quantised result; 0 where it is not quantised.
+            quant_group: columns that share a scale of the quantised result; 0 where it is not quantised.
         Returns:
             [T, groups * N] in the dtype of `x`.
         """
         pairs = zip(x.chunk(groups, dim=1), weight.chunk(groups), strict=True)
         out = torch.cat([product(part, own) for part, own in pairs], dim=1)
-        return quantise(out, group) if group else out
+        return quantise(out, quant_group) if quant_group else out
 
     return grouped_linear
 

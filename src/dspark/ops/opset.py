@@ -43,7 +43,7 @@ class OpSet:
     name: str
     linear: Callable[[Tensor, Tensor], Tensor]
     linear_wide: Callable[[Tensor, Tensor], Tensor]
-    grouped_linear: Callable[..., Tensor]
+    grouped_linear: Callable[[Tensor, Tensor, int, int], Tensor]
     attend: Callable[..., Tensor]
     linear_terms: Callable[[Tensor, Tensor], Output]
     sum_terms: Callable[[Output], Tensor]

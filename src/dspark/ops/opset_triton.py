@@ -40,11 +40,13 @@ _mixture_of_parts = mixture_of(experts.routed_experts)
 _shared_expert_of_parts = shared_expert_of(linear.linear, elementwise.gate_and_up)
 
 
-def grouped_linear(x: Tensor, weight: Tensor | PackedWeight, groups: int, group: int = 0) -> Tensor:
+def grouped_linear(x: Tensor, weight: Tensor | PackedWeight, groups: int, quant_group: int) -> Tensor:
     """See `dspark.ops.linear.grouped_linear`; groups that are no whole blocks of rows are multiplied one by one."""
     if isinstance(weight, Tensor) and (weight.dtype == torch.float32 or weight.shape[0] // groups % GROUP_ROWS):
-        return _grouped_by_parts(x, weight, groups, group)
-    return linear.quantised_linear(x, weight, groups, group) if group else linear.linear(x, weight, groups=groups)
+        return _grouped_by_parts(x, weight, groups, quant_group)
+    if quant_group:
+        return linear.quantised_linear(x, weight, groups, quant_group)
+    return linear.linear(x, weight, groups=groups)
 
 
 def shared_expert(x: Tensor, weights: Weights, limit: float, quantise: Quantiser, group: int) -> Tensor | SharedRows:

@@ -60,7 +60,7 @@ class PlaceJobs:
 
     Attributes:
         jobs: in order.
-        words: [J, 6] int64 on the device: the five numbers of each, and values of a row in the jobs before it.
+        words: [J, 6] int64 on the device: the five numbers of each job, and what a row has in the jobs before it.
     """
 
     NUM_COLUMNS = 4  # of `GroupPlaces` besides the members

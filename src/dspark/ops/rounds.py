@@ -201,7 +201,7 @@ def lay_blocks(
     """Rows of blocks.
 
     Args:
-        anchors, starts: [R] int64, the first token of each block and its position; noise follows.
+        anchors, starts: [R] int64, the first token of each block and its position; `noise_id` follows.
         slots: [R] int64, -1 for padding, which has no window.
         width: G. reach: W. ring_rows: of a slot.
     """

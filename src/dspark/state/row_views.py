@@ -32,7 +32,7 @@ class RowView:
         self.positions = places.positions
         self._ops = ops
         self._index = dict(zip(jobs.jobs, ops.pass_places(places, jobs), strict=True))
-        self._visible = {job.ratio: index.visible for job, index in self._index.items()}
+        self._visible = {job.ratio: index.visible for job, index in self._index.items() if job.ratio}
         # Layers ask for the same few indices over all compressed rows again and again.
         self._visible_places: dict[int, Tensor] = {}
         self._keys: dict[int, Tensor] = {}

@@ -168,22 +168,22 @@ class DraftTask:
         features: TargetFeatures,
     ) -> DraftLoss:
         block = drafter.draft(token_ids[:, :-1], anchors, features.target_hidden)
-        rows = block_rows(token_ids, anchors, drafter.block_size, features)
+        labels = block_labels(token_ids, anchors, drafter.block_size, features)
         return dspark_loss(
             drafter,
             self._target.logits,
             block.head_hidden.flatten(0, 1),
             block.confidence_hidden.flatten(0, 1),
-            rows.target_rows,
-            rows.prev_ids,
-            rows.labels,
-            rows.valid,
+            labels.target_rows,
+            labels.prev_ids,
+            labels.labels,
+            labels.valid,
             self._weights,
         )
 
 
 @dataclass(frozen=True)
-class BlockRows:
+class BlockLabels:
     """What a block's rows are compared with; N = B * A blocks.
 
     Attributes:
@@ -198,7 +198,9 @@ class BlockRows:
     valid: torch.Tensor
 
 
-def block_rows(token_ids: torch.Tensor, anchors: torch.Tensor, block_size: int, features: TargetFeatures) -> BlockRows:
+def block_labels(
+    token_ids: torch.Tensor, anchors: torch.Tensor, block_size: int, features: TargetFeatures
+) -> BlockLabels:
     """Gather the rows of blocks: with anchor 7 and G = 5, prev at 7..11, labels at 8..12, target rows 7..11."""
     batch, num_anchors = anchors.shape
     at = anchors[:, :, None] + torch.arange(block_size, device=anchors.device)
@@ -206,7 +208,7 @@ def block_rows(token_ids: torch.Tensor, anchors: torch.Tensor, block_size: int, 
     prev_ids = token_ids[window, at]
     valid = (prev_ids == TOKEN_ID[EOS]).cumsum(-1) == 0
     flat = batch * num_anchors
-    return BlockRows(
+    return BlockLabels(
         target_rows=features.hidden[window, at].reshape(flat, block_size, -1),
         prev_ids=prev_ids.reshape(flat, block_size),
         labels=token_ids[window, at + 1].reshape(flat, block_size),

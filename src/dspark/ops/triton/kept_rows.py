@@ -4,6 +4,8 @@ Everything works on float32 blocks [ROWS, BLOCK_K] of whole rows; where rows are
 twin does. Keys go to their ring in the launch that makes them: it begins when all that came before it has read.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -194,14 +196,19 @@ def form_rows(rows: Tensor, turn: Turn, form: RowForm) -> Tensor:
     return rounded(out, rows)
 
 
-Key = tuple[Tensor, Tensor | None, Tensor | None, int]  # where keys are stored, slots and positions, ring rows
+class _KeyStore(NamedTuple):
+    """Where a launch puts its keys: new rows [T, K], or a ring [S, ring_rows, K] by slots and positions [T]."""
+
+    rows: Tensor
+    slots: Tensor | None
+    positions: Tensor | None
+    ring_rows: int
 
 
-def _keys_of(num_rows: int, size: int, dtype: torch.dtype, device: torch.device, home: RingRows | None) -> Key:
-    """New rows, or the ring that they go to."""
+def _key_store(num_rows: int, size: int, dtype: torch.dtype, device: torch.device, home: RingRows | None) -> _KeyStore:
     if home is None:
-        return torch.empty(num_rows, size, dtype=dtype, device=device), None, None, 0
-    return home.ring, packed(home.slots), packed(home.positions), home.ring.shape[1]
+        return _KeyStore(torch.empty(num_rows, size, dtype=dtype, device=device), None, None, 0)
+    return _KeyStore(home.ring, packed(home.slots), packed(home.positions), home.ring.shape[1])
 
 
 def key_rows(
@@ -216,14 +223,14 @@ def key_rows(
     """See `dspark.ops.kept_rows.RowOps.key_rows`; without a Hadamard transform, and a ring is contiguous."""
     sections, num_rows, width = sums.shape
     size, early = norm.weight.shape[0], early_launch()
-    keys = _keys_of(num_rows, size, dtype, sums.device, home)
+    keys = _key_store(num_rows, size, dtype, sums.device, home)
     if num_rows:
         _key_rows[(num_rows,)](
             packed(sums), norm.weight, packed(turn[0]), packed(turn[1]), *keys, norm.eps, column, width, size,
             turn[0].shape[-1], block_of(size), *form_constants(form, size)[:3], sections, dtype == torch.bfloat16,
             early, INTERPRETED, num_warps=4, launch_pdl=early,
         )  # fmt: skip
-    return keys[0]
+    return keys.rows
 
 
 def latents(
@@ -238,7 +245,7 @@ def latents(
     sections, num_rows, _ = sums.shape
     q_size, size, early = query[0].weight.shape[0], key[0].weight.shape[0], early_launch()
     latent = torch.empty(num_rows, q_size, dtype=dtype, device=sums.device)
-    keys = _keys_of(num_rows, size, dtype, sums.device, home)
+    keys = _key_store(num_rows, size, dtype, sums.device, home)
     if num_rows:
         _latents[(num_rows, 2)](
             packed(sums), query[0].weight, key[0].weight, packed(turn[0]), packed(turn[1]), latent, *keys,
@@ -246,7 +253,7 @@ def latents(
             *form_constants(query[1], q_size)[:2], *form_constants(key[1], size)[:3], sections,
             dtype == torch.bfloat16, early, INTERPRETED, num_warps=4, launch_pdl=early,
         )  # fmt: skip
-    return latent, keys[0]
+    return latent, keys.rows
 
 
 def keep_rows(rows: Tensor, norm: RowNorm, turn: Turn, form: RowForm, groups: GroupRows) -> None:

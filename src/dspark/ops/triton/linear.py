@@ -87,26 +87,25 @@ def linear(x: Tensor, weight: Tensor | PackedWeight, out_dtype: torch.dtype | No
     return out.to(wanted)
 
 
-def quantised_linear(x: Tensor, weight: Tensor | PackedWeight, groups: int, group: int) -> Tensor:
-    """The same with each `group` columns of the result quantised; by the product where a program has them all."""
+def quantised_linear(x: Tensor, weight: Tensor | PackedWeight, groups: int, quant_group: int) -> Tensor:
+    """The same with each `quant_group` columns of the result quantised; by the product where its programs hold them."""
     is_exact = x.dtype == torch.float32 or (isinstance(weight, Tensor) and weight.dtype == torch.float32)
     if is_exact or not x.shape[0]:
-        return quantise_fp8(linear(x, weight, groups=groups), group)
+        return quantise_fp8(linear(x, weight, groups=groups), quant_group)
     stack = weight if isinstance(weight, PackedWeight) else packed(weight).unsqueeze(0)
     shape, is_coded = block_shape(x.shape[0], stack), isinstance(stack, PackedWeight)
-    if not is_coded or shape.columns % group or runs_side_by_side(sections_of(stack), x.shape[0], stack.shape[1]):
-        return quantise_sum(product_parts(x, stack, groups=groups), group, x)
+    leaves_sums = runs_side_by_side(sections_of(stack), x.shape[0], stack.shape[1])
+    if not is_coded or leaves_sums or shape.columns % quant_group:
+        return quantise_sum(product_parts(x, stack, groups=groups), quant_group, x)
     out = torch.empty(x.shape[0], stack.shape[1], dtype=result_dtype(x, x.dtype), device=x.device)
     rows = prepared_rows(x, stack.shape[2], True, groups)
-    product(rows, stack, out, shape, groups=groups, sections=sections_of(stack), group=group)
+    product(rows, stack, out, shape, groups=groups, sections=sections_of(stack), quant_group=quant_group)
     return out.to(x.dtype)
 
 
-def dense_product(
-    rows: Tensor, weight: Tensor | PackedWeight, out: Tensor, shape: Shape, groups: int = 1, sections: int | None = None
-) -> None:
+def dense_product(rows: Tensor, weight: Tensor | PackedWeight, out: Tensor, shape: Shape, groups: int) -> None:
     """A product without tiles into `out` [T, N]; its sections run side by side while their sums stay small."""
-    count = sections_of(weight) if sections is None else sections
+    count = sections_of(weight)
     if not runs_side_by_side(count, *out.shape):
         product(rows, weight, out, shape, groups=groups, sections=count)
         return

@@ -6,7 +6,7 @@ rows than one program holds in registers, each part leaves its own best ones fir
 and they stay in order, so that the same rule about ties chooses the same rows.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dspark.ops.triton.early import begin, early_launch
+from dspark.ops.triton.elementwise import order_key
 from dspark.ops.triton.launch import block_of, packed
 
 _LONGEST_BLOCK = 8192  # rows that one program chooses from
@@ -29,9 +30,7 @@ def _ordered(scores, candidates, visible, row, places, C, NARROWED: tl.constexpr
     may = places < visible
     if NARROWED:
         may = may & (tl.load(candidates + row * C + places, mask=may, other=0) != 0)
-    # Adding zero makes the two zeros one number.
-    bits = (tl.load(scores + row * C + places, mask=may, other=0.0) + 0.0).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF), may
+    return order_key(tl.load(scores + row * C + places, mask=may, other=0.0)), may
 
 
 @triton.jit
@@ -58,7 +57,7 @@ def _pick(
     keys, numbers, visible, candidates, key_out, out, C, COUNT: tl.constexpr, NARROWED: tl.constexpr,
     IS_FIRST: tl.constexpr, IS_LAST: tl.constexpr, BLOCK: tl.constexpr, BLOCK_OUT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The best of a part of a row: of scores first, then of the keys and numbers that parts left, -1 where none is."""
+    """The best of a part of a row: of scores first, then of the keys and numbers of a shortlist, -1 where none is."""
     row = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     begin(EARLY)
@@ -79,9 +78,8 @@ def _pick(
     tl.store(out + first + rest, nothing, mask=(rest >= taken) & (rest < COUNT))
 
 
-@dataclass(frozen=True)
-class _Left:
-    """What parts of rows have left: keys [T, W] int32 and their numbers, -1 behind the last of a part."""
+class _Shortlist(NamedTuple):
+    """The best of all parts of rows: keys [T, W] int32 and their numbers, -1 behind the last of a part."""
 
     keys: Tensor
     numbers: Tensor
@@ -95,14 +93,14 @@ def pick_rows(scores: Tensor, visible: Tensor, candidates: Tensor | None, count:
         return out
     scores, visible = packed(scores), packed(visible)
     chosen_from = None if candidates is None else packed(candidates[:, :width])
-    left = None
+    shortlist = None
     while width > _LONGEST_BLOCK:
         block = max(_PART, _LEAST_SHRINKAGE * block_of(count))
         parts = triton.cdiv(width, block)
         keys, numbers = torch.empty(2, num_rows, parts * count, dtype=torch.int32, device=scores.device)
-        _launch(scores, visible, chosen_from, left, keys, numbers, count, block)
-        left, width = _Left(keys, numbers), parts * count
-    _launch(scores, visible, chosen_from, left, None, out, count, block_of(width))
+        _launch(scores, visible, chosen_from, shortlist, keys, numbers, count, block)
+        shortlist, width = _Shortlist(keys, numbers), parts * count
+    _launch(scores, visible, chosen_from, shortlist, None, out, count, block_of(width))
     return out
 
 
@@ -110,17 +108,17 @@ def _launch(
     scores: Tensor,
     visible: Tensor,
     candidates: Tensor | None,
-    left: _Left | None,
+    shortlist: _Shortlist | None,
     keys: Tensor | None,
     out: Tensor,
     count: int,
     block: int,
 ) -> None:
-    """One step: the best of scores, or of what the step before has left, into the keys and numbers of the next."""
-    source, numbers = (scores, out) if left is None else (left.keys, left.numbers)
+    """One step: the best of scores, or of a shortlist, into the keys and numbers of the next; without keys the last."""
+    source, numbers = (scores, out) if shortlist is None else shortlist
     width, early = source.shape[1], early_launch()
     _pick[(source.shape[0], triton.cdiv(width, block))](
         source, numbers, visible, source if candidates is None else candidates, out if keys is None else keys, out,
-        width, count, candidates is not None, left is None, keys is None, block, block_of(count), early,
+        width, count, candidates is not None, shortlist is None, keys is None, block, block_of(count), early,
         num_warps=min(max(block // 512, 1), 16), launch_pdl=early,
     )  # fmt: skip

@@ -5,11 +5,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dspark.ops.places import GroupPlaces, PlaceJobs, RowPlaces
+from dspark.ops.places import GroupPlaces, PlaceJob, PlaceJobs, RowPlaces
 from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.launch import block_of, packed
 
 _BLOCK = 512
+_JOB_WORDS = tl.constexpr(len(PlaceJob._fields) + 1)
 
 
 @triton.jit
@@ -63,7 +64,7 @@ def _pass(
 ):  # fmt: skip
     """One program a row and job; a job's columns [COLUMNS, T] lie before its members [T, reach]."""
     row, num_rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
-    job, lanes = jobs + tl.program_id(1) * 6, tl.arange(0, BLOCK)
+    job, lanes = jobs + tl.program_id(1) * _JOB_WORDS, tl.arange(0, BLOCK)
     begin(EARLY)
     ratio, reach, ring_rows = tl.load(job).to(tl.int32), tl.load(job + 1), tl.load(job + 2).to(tl.int32)
     start = tl.load(job + 5)

@@ -142,15 +142,15 @@ def _sum_chunks(
 
 @triton.jit
 def _store(
-    out, written, columns, inside, acc, N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
-    PLAIN: tl.constexpr,
+    out, written, columns, inside, acc, N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    QUANT_GROUP: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Store sums [COLUMNS, ROWS], quantised as bf16 rows are where `GROUP` columns share a scale."""
+    """Store sums [COLUMNS, ROWS], quantised as bf16 rows are where `QUANT_GROUP` columns share a scale."""
     places = written[:, None] * N + columns[None, :]
     known = inside[:, None] & (columns < N)[None, :]
     values = tl.trans(acc)
-    if GROUP > 0:
-        groups = tl.reshape(round_bf16(values, PLAIN), (ROWS * (COLUMNS // GROUP), GROUP))
+    if QUANT_GROUP > 0:
+        groups = tl.reshape(round_bf16(values, PLAIN), (ROWS * (COLUMNS // QUANT_GROUP), QUANT_GROUP))
         values = tl.reshape(rounded_fp8(groups), (ROWS, COLUMNS))
     tl.store(out + places, values.to(out.dtype.element_ty), mask=known)
 
@@ -161,7 +161,7 @@ def _coded_product(
     N: tl.constexpr, CHUNKS: tl.constexpr, GROUP_ROWS: tl.constexpr, X_WIDTH: tl.constexpr,
     SCALE_ROWS: tl.constexpr, KIND: tl.constexpr, ROUTED: tl.constexpr, SECTIONS: tl.constexpr,
     SIDE_BY_SIDE: tl.constexpr, ROWS: tl.constexpr, MORE: tl.constexpr, COLUMNS: tl.constexpr,
-    JOINED: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
+    JOINED: tl.constexpr, QUANT_GROUP: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Product with coded weights; out is [T or P, N], or [SECTIONS, T or P, N] where sections run side by side."""
     BLOCKS: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
@@ -221,9 +221,9 @@ def _coded_product(
             )  # fmt: skip
             acc += next_acc
             more += next_more
-    _store(out, written, columns, inside, acc, N, ROWS, COLUMNS, GROUP, PLAIN)
+    _store(out, written, columns, inside, acc, N, ROWS, COLUMNS, QUANT_GROUP, PLAIN)
     if MORE:
-        _store(out, more_read, columns, more_inside, more, N, MORE, COLUMNS, GROUP, PLAIN)
+        _store(out, more_read, columns, more_inside, more, N, MORE, COLUMNS, QUANT_GROUP, PLAIN)
 
 
 @triton.jit
@@ -310,7 +310,7 @@ def product(
     tiles: Tiles | None = None,
     groups: int = 1,
     sections: int = 1,
-    group: int = 0,
+    quant_group: int = 0,
 ) -> None:
     """Launch one product.
 
@@ -321,7 +321,7 @@ def product(
             they run side by side and each leaves its own sums.
         groups: the weight's rows fall into this many equal parts, each of which reads its own K columns of `x`.
         sections: see `sections_of`.
-        group: columns of a coded product that share a scale of its bf16 result; 0 where that is not quantised.
+        quant_group: columns of a coded product that share a scale of its bf16 result; 0 where that is not quantised.
     """
     _, width, depth = weight.shape
     routed, side_by_side = tiles is not None, out.dim() == 3
@@ -336,8 +336,8 @@ def product(
         _coded_product[grid](
             x, weight.codes, weight.scales, out, *indices, x.shape[0], out.shape[-2], width, triton.cdiv(depth, CHUNK),
             width // groups, x.shape[1], weight.scale_rows, _KINDS[weight.kind], routed, sections, side_by_side,
-            shape.rows, shape.more, shape.columns, joins_runs(shape), group, shape.stages, early, INTERPRETED,
-            **options,
+            shape.rows, shape.more, shape.columns, joins_runs(shape), quant_group, shape.stages, early,
+            INTERPRETED, **options,
         )  # fmt: skip
     else:
         _plain_product[grid](

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dspark.ops.route import Route
 from dspark.ops.triton.early import begin, early_launch
-from dspark.ops.triton.elementwise import section_sum
+from dspark.ops.triton.elementwise import order_key, section_sum
 from dspark.ops.triton.grouping import one_row_groups
 from dspark.ops.triton.launch import INTERPRETED, block_of, packed
 from dspark.ops.triton.linear import linear, product_parts
@@ -27,12 +27,8 @@ def _softplus(x):
 
 @triton.jit
 def _ordered(x):
-    """Whole numbers in the order of float32 ones, which a warp compares in one instruction; none of them is `_NEVER`.
-
-    What is no number comes last, so that a row of nothing else still names experts that exist.
-    """
-    bits = (tl.where(x == x, x, float("-inf")) + 0.0).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    """`order_key` without `_NEVER`: what is no number comes last, so that a row of nothing else names real experts."""
+    return order_key(tl.where(x == x, x, float("-inf")))
 
 
 @triton.jit(do_not_specialize=["T", "lowest"])
