@@ -54,3 +54,13 @@ def test_infinite_scores(kernel):
     scores[1, 40::50] = float("inf")
     visible = torch.full((2,), width, device=DEVICE)
     assert torch.equal(kernel.pick_rows(scores, visible, None, count), pick_rows(scores, visible, None, count))
+
+
+def test_more_picks_than_a_block_holds(kernel, monkeypatch):
+    """A part that leaves as many as it was given would never end."""
+    monkeypatch.setattr(kernel, "_LONGEST_BLOCK", 64)
+    scores, visible, candidates = inputs(290, 10_000)
+    for chosen_from in (None, candidates):
+        assert torch.equal(
+            kernel.pick_rows(scores, visible, chosen_from, 70), pick_rows(scores, visible, chosen_from, 70)
+        )

@@ -183,7 +183,7 @@ def test_keys_go_to_their_ring(twins, dtype, stored, kind):
     norms = [SimpleNamespace(weight=torch.rand(n, generator=generator).to(twins.device), eps=1e-6) for n in (24, 16)]
     form, turn = RowForm(kind, 8), twins.ops.rotations(positions, rope_frequencies(8, 1e4, None).to(twins.device))
     query, key = (norms[0], form), (norms[1], form)
-    latent, rows = twins.ops.latents(sums, dtype, query, key, turn)
+    latent, rows = twins.ops.latents(sums, dtype, query, key, turn, None)
     expected = torch.full((3, 7, 16), 7.0, dtype=getattr(torch, stored), device=twins.device)
     homes = [RingRows(expected.clone(), slots, positions) for _ in range(2)]
     for row, (slot, place) in {0: (2, 2), 2: (0, 3), 3: (0, 4)}.items():

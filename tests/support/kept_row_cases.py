@@ -24,8 +24,8 @@ def kept_row_cases() -> list[OpCase]:
 
     def latents(ops: OpSet, parts: Tensor, positions: Tensor, dtype: torch.dtype, form: RowForm) -> Rows:
         parts, turn = parts.transpose(0, 1), ops.rotations(positions, freqs)
-        alone = ops.key_rows(parts, 40, dtype, key, turn, form)
-        return *ops.latents(parts, dtype, (query, form), (key, form), turn), alone
+        alone = ops.key_rows(parts, 40, dtype, key, turn, form, None)
+        return *ops.latents(parts, dtype, (query, form), (key, form), turn, None), alone
 
     def naive_latents(parts: Tensor, positions: Tensor) -> Rows:
         total = parts.double().sum(1)

@@ -96,7 +96,7 @@ class Attention(nn.Module):
         if self.plan.compression is not None:
             self.compression_maps.join()
 
-    def window_rows(self, x: Tensor, turn: Turn, home: RingRows | None = None) -> Tensor:
+    def window_rows(self, x: Tensor, turn: Turn, home: RingRows | None) -> Tensor:
         """Window keys [T, K] of quantised inputs x [T, D] at the positions of `turn`, or the ring that has them."""
         sums = self.ops.joint_sums(x, [self.ops.stored(self.wkv.weight, self.wkv.storage)])
         return self.ops.key_rows(sums, 0, x.dtype, self.kv_norm, turn, self.window_form, home)

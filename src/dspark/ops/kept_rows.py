@@ -97,7 +97,7 @@ class RowOps:
         norm: RowNorm,
         turn: Turn,
         form: RowForm,
-        home: RingRows | None = None,
+        home: RingRows | None,
     ) -> Tensor:
         """Rows of `dtype` from the columns of sums [sections, T, N] that start at `column`: norm, turn, form.
 
@@ -120,7 +120,7 @@ class RowOps:
         query: tuple[RowNorm, RowForm],
         key: tuple[RowNorm, RowForm],
         turn: Turn,
-        home: RingRows | None = None,
+        home: RingRows | None,
     ) -> tuple[Tensor, Tensor]:
         """Query latents [T, Q], which are not turned, and window keys as `key_rows`, from sums [sections, T, Q + K]."""
         norm, form = query

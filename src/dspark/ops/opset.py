@@ -29,6 +29,8 @@ from dspark.ops import (
 )
 from dspark.ops.branch import Branch, InOrder
 from dspark.ops.experts import Output
+from dspark.ops.kept_rows import RowForm, RowNorm
+from dspark.ops.places import RingRows
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,12 @@ class OpSet:
     row_rotations: Callable[[Tensor, rope.TurnTable], list[rope.Turn]]
     joint_sums: Callable[..., Tensor]
     beside: Callable[[torch.device, str], Branch]
-    form_rows: Callable[..., Tensor]
-    key_rows: Callable[..., Tensor]
-    latents: Callable[..., tuple[Tensor, Tensor]]
+    form_rows: Callable[[Tensor, rope.Turn, RowForm], Tensor]
+    key_rows: Callable[[Tensor, int, torch.dtype, RowNorm, rope.Turn, RowForm, RingRows | None], Tensor]
+    latents: Callable[
+        [Tensor, torch.dtype, tuple[RowNorm, RowForm], tuple[RowNorm, RowForm], rope.Turn, RingRows | None],
+        tuple[Tensor, Tensor],
+    ]
     keep_rows: Callable[..., None]
     compress: Callable[..., Tensor]
     embed_streams: Callable[[Tensor, Tensor, int, torch.dtype], Tensor]

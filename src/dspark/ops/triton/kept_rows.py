@@ -218,7 +218,7 @@ def key_rows(
     norm: RowNorm,
     turn: Turn,
     form: RowForm,
-    home: RingRows | None = None,
+    home: RingRows | None,
 ) -> Tensor:
     """See `dspark.ops.kept_rows.RowOps.key_rows`; without a Hadamard transform, and a ring is contiguous."""
     sections, num_rows, width = sums.shape
@@ -239,7 +239,7 @@ def latents(
     query: tuple[RowNorm, RowForm],
     key: tuple[RowNorm, RowForm],
     turn: Turn,
-    home: RingRows | None = None,
+    home: RingRows | None,
 ) -> tuple[Tensor, Tensor]:
     """See `dspark.ops.kept_rows.RowOps.latents`."""
     sections, num_rows, _ = sums.shape

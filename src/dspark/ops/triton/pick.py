@@ -17,7 +17,7 @@ from dspark.ops.triton.early import begin, early_launch
 from dspark.ops.triton.elementwise import order_key
 from dspark.ops.triton.launch import block_of, packed
 
-_LONGEST_BLOCK = 8192  # rows that one program chooses from
+_LONGEST_BLOCK = 8192  # rows that one program chooses from, where a part is no larger
 _PART = 4096  # rows of a part
 _LEAST_SHRINKAGE = 4  # a part is so many times what it leaves, at least
 _LOWEST = tl.constexpr(-(2**31))
@@ -93,9 +93,8 @@ def pick_rows(scores: Tensor, visible: Tensor, candidates: Tensor | None, count:
         return out
     scores, visible = packed(scores), packed(visible)
     chosen_from = None if candidates is None else packed(candidates[:, :width])
-    shortlist = None
-    while width > _LONGEST_BLOCK:
-        block = max(_PART, _LEAST_SHRINKAGE * block_of(count))
+    shortlist, block = None, max(_PART, _LEAST_SHRINKAGE * block_of(count))
+    while width > max(_LONGEST_BLOCK, block):
         parts = triton.cdiv(width, block)
         keys, numbers = torch.empty(2, num_rows, parts * count, dtype=torch.int32, device=scores.device)
         _launch(scores, visible, chosen_from, shortlist, keys, numbers, count, block)
