@@ -52,7 +52,7 @@ class Tiles:
 
 
 @triton.jit
-def _add(weights, rows, acc, PLAIN: tl.constexpr):
+def add_products(weights, rows, acc, PLAIN: tl.constexpr):
     """Add weights [N, k] times rows [T, k] to the sums [N, T]; the interpreter's own product is not row by row."""
     if PLAIN:
         return acc + tl.sum(weights[:, :, None] * tl.trans(rows.to(tl.float32))[None, :, :], 1)
@@ -75,10 +75,10 @@ def _load_rows(x, places, lanes, inside):
 def _add_runs(w0, w1, w2, w3, x, places, inside, acc, PLAIN: tl.constexpr):
     """Add a chunk to the sums, one run of columns after the other."""
     lanes = tl.arange(0, _RUN)
-    acc = _add(w0, _load_rows(x, places, lanes, inside), acc, PLAIN)
-    acc = _add(w1, _load_rows(x + _RUN, places, lanes, inside), acc, PLAIN)
-    acc = _add(w2, _load_rows(x + 2 * _RUN, places, lanes, inside), acc, PLAIN)
-    return _add(w3, _load_rows(x + 3 * _RUN, places, lanes, inside), acc, PLAIN)
+    acc = add_products(w0, _load_rows(x, places, lanes, inside), acc, PLAIN)
+    acc = add_products(w1, _load_rows(x + _RUN, places, lanes, inside), acc, PLAIN)
+    acc = add_products(w2, _load_rows(x + 2 * _RUN, places, lanes, inside), acc, PLAIN)
+    return add_products(w3, _load_rows(x + 3 * _RUN, places, lanes, inside), acc, PLAIN)
 
 
 @triton.jit
@@ -131,9 +131,9 @@ def _sum_chunks(
         else:
             left, right = _side_by_side(w0, w1, COLUMNS, _RUN), _side_by_side(w2, w3, COLUMNS, _RUN)
             weights = _side_by_side(left, right, COLUMNS, 2 * _RUN)
-            acc = _add(weights, _load_rows(x, places, lanes, inside), acc, PLAIN)
+            acc = add_products(weights, _load_rows(x, places, lanes, inside), acc, PLAIN)
             if MORE:
-                more = _add(weights, _load_rows(x, more_places, lanes, more_inside), more, PLAIN)
+                more = add_products(weights, _load_rows(x, more_places, lanes, more_inside), more, PLAIN)
         codes += WORDS
         scales += SCALES
         x += _CHUNK
@@ -242,7 +242,7 @@ def _sum_depth(
             known = (start + lanes < DEPTH)[None, :]
             w = tl.load(weight + weight_places, mask=is_column & known, other=0.0)
             rows = tl.load(x + x_places, mask=inside & known, other=0.0)
-        acc = _add(w.to(tl.float32) if PLAIN else w, rows, acc, PLAIN)
+        acc = add_products(w.to(tl.float32) if PLAIN else w, rows, acc, PLAIN)
         weight += STEP
         x += STEP
     return acc
@@ -324,26 +324,23 @@ def product(
         quant_group: columns of a coded product that share a scale of its bf16 result; 0 where that is not quantised.
     """
     _, width, depth = weight.shape
-    routed, side_by_side = tiles is not None, out.dim() == 3
+    routed, side_by_side, early = tiles is not None, out.dim() == 3, early_launch()
     indices = (tiles.table, tiles.sources, tiles.targets) if tiles else (x, x, x)
-    blocks = triton.cdiv(width, shape.columns)
-    row_blocks = triton.cdiv(x.shape[0], shape.rows + shape.more)
-    depth_programs = sections if side_by_side else 1
-    early = early_launch()
-    options = {"num_warps": shape.warps, "launch_pdl": early}
-    grid = (tiles.table.shape[0] * blocks, 1, depth_programs) if tiles else (row_blocks, blocks, depth_programs)
+    blocks, row_blocks = triton.cdiv(width, shape.columns), triton.cdiv(x.shape[0], shape.rows + shape.more)
+    programs = (tiles.table.shape[0] * blocks, 1) if tiles else (row_blocks, blocks)
+    grid = (*programs, sections if side_by_side else 1)
     if isinstance(weight, PackedWeight):
         _coded_product[grid](
             x, weight.codes, weight.scales, out, *indices, x.shape[0], out.shape[-2], width, triton.cdiv(depth, CHUNK),
             width // groups, x.shape[1], weight.scale_rows, _KINDS[weight.kind], routed, sections, side_by_side,
             shape.rows, shape.more, shape.columns, joins_runs(shape), quant_group, shape.stages, early,
-            INTERPRETED, **options,
+            INTERPRETED, num_warps=shape.warps, launch_pdl=early,
         )  # fmt: skip
     else:
         _plain_product[grid](
             x, weight, out, *indices, x.shape[0], out.shape[-2], width, depth, width // groups, x.shape[1], routed,
             sections, side_by_side, shape.rows, shape.columns, plain_step(shape), shape.stages, early,
-            INTERPRETED, **options,
+            INTERPRETED, num_warps=shape.warps, launch_pdl=early,
         )  # fmt: skip
 
 
