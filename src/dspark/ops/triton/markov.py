@@ -13,7 +13,7 @@ from dspark.ops.triton.elementwise import round_bf16
 from dspark.ops.triton.launch import INTERPRETED, block_of, unbroken
 from dspark.ops.triton.linear import linear
 from dspark.ops.triton.noise import gumbel
-from dspark.ops.triton.product import add_products
+from dspark.ops.triton.product_blocks import add_products
 
 _COLUMNS, _STEP, _STAGES, _WARPS = 128, 128, 2, 4
 _CONFIDENCE_BLOCK = 1024
