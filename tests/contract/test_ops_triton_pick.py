@@ -64,3 +64,9 @@ def test_more_picks_than_a_block_holds(kernel, monkeypatch):
         assert torch.equal(
             kernel.pick_rows(scores, visible, chosen_from, 70), pick_rows(scores, visible, chosen_from, 70)
         )
+
+
+def test_rows_of_the_lowest_score_are_picked_before_rows_that_may_not_be():
+    scores = torch.tensor([[1.0, float("-inf"), float("-inf"), float("-inf")]])
+    candidates = torch.tensor([[False, False, True, True]])
+    assert pick_rows(scores, torch.tensor([4]), candidates, 2).tolist() == [[2, 3]]

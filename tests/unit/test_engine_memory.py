@@ -3,6 +3,7 @@
 import json
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from dspark.engine.graphs import GraphPlan
 from dspark.engine.memory import pages_for, plan_memory, require_weights_fit
 from dspark.engine.rehearsal import rehearse
 from dspark.engine.runner import TargetRunner
+from dspark.engine.sizing import measure_passes
 from dspark.engine.speculation import Speculation
 from dspark.models.model_bytes import held_bytes
 from dspark.state.geometry import StateSizes, rows_ahead
@@ -26,7 +28,7 @@ from support.divisible_models import write_divisible_checkpoint
 from support.engines import tiny_engine
 from support.fake_memory import FakeMemory
 from support.tiny_checkpoints import write_tiny_checkpoint
-from support.tiny_models import BLOCK
+from support.tiny_models import BLOCK, tiny_model
 
 MIB = 2**20
 SIZES = StateSizes(slot_bytes=MIB, page_bytes=2 * MIB, page_tokens=64)
@@ -191,6 +193,27 @@ def test_the_rehearsal_of_short_requests(max_len, graphs):
         ("v4",), graphs=graphs, num_slots=2, num_pages=1, page_tokens=8, max_ahead=rows_ahead(1 + BLOCK)
     )
     rehearse(engine, 2, 40, max_len)
+
+
+def test_rounds_longer_than_any_request_are_rehearsed(monkeypatch):
+    """A draft may be so wide that a few rounds need more positions than a graph of the longest request sees."""
+    monkeypatch.setattr("dspark.engine.graphs._LEAST_CAPACITY", 8)
+    parts = SimpleNamespace(
+        config=SimpleNamespace(max_num_seqs=2, max_num_batched_tokens=20),
+        max_model_len=7,
+        speculation=Speculation(BLOCK),
+        model=tiny_model("v4"),
+        graphs=lambda: GraphPlan((2, 6, 12), 7, is_captured=False),
+        engine=lambda num_pages, graphs=None: tiny_engine(
+            ("v4",),
+            graphs=graphs or parts.graphs(),
+            num_slots=2,
+            num_pages=num_pages,
+            max_ahead=rows_ahead(1 + BLOCK),
+        ),
+    )
+    memory = SimpleNamespace(need_of=lambda work: work() or 5)
+    assert measure_passes(parts, memory) > 5
 
 
 def test_each_rank_has_a_device_or_its_part_of_the_host():

@@ -20,10 +20,10 @@ def rehearse(engine: Engine, num_requests: int, num_rows: int, max_len: int) -> 
     """The longest prompt chunk at the end of the longest request, then whole rounds, read by the host and run ahead.
 
     Args:
-        engine: over a state of its own, which is of no use afterwards.
+        engine: over a state of its own, which is of no use afterwards; its graphs see `rehearsed_len` tokens.
         num_requests: that run at once. num_rows: of a pass at most. max_len: tokens of a request at most.
     """
-    longest = max(max_len - _rows_behind(engine), 1)
+    longest = max(max_len - _rows_behind(engine.state.max_query_len), 1)
     deep = _started(engine, "deep", longest, max_len)
     rows = min(num_rows, longest)
     assert deep.state is not None
@@ -38,9 +38,14 @@ def rehearse(engine: Engine, num_requests: int, num_rows: int, max_len: int) -> 
     _run_ahead(engine, num_rows)
 
 
-def _rows_behind(engine: Engine) -> int:
+def rehearsed_len(max_query_len: int, max_len: int) -> int:
+    """Tokens of the longest request of a rehearsal: where `max_len` has no room for its rounds, they go further."""
+    return max(max_len, 1 + _rows_behind(max_query_len))
+
+
+def _rows_behind(max_query_len: int) -> int:
     """Rows after a prompt: the token that it ends with, those of all rounds, and more, so that no request ends."""
-    return (2 + 2 * _ROUNDS) * engine.state.max_query_len
+    return (2 + 2 * _ROUNDS) * max_query_len
 
 
 def _run_ahead(engine: Engine, num_rows: int) -> None:
@@ -53,7 +58,7 @@ def _run_ahead(engine: Engine, num_rows: int) -> None:
 
 def _started(engine: Engine, request_id: RequestId, prompt_len: int, max_len: int) -> Request:
     """A request that holds the only page as often as it could need one, and does not end: a short one goes further."""
-    end = max(max_len, prompt_len + _rows_behind(engine))
+    end = rehearsed_len(engine.state.max_query_len, max_len)
     params = SamplingParams(max_tokens=end - prompt_len, ignore_eos=True, temperature=1.0)
     request = engine.add(request_id, [0] * prompt_len, params, end)
     engine.start(request_id)

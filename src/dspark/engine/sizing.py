@@ -16,7 +16,7 @@ from dspark.engine.memory import MemoryPlan, plan_memory, require_weights_fit
 from dspark.engine.ranks.engine import RankedEngine
 from dspark.engine.ranks.part import PartPlan, make_part
 from dspark.engine.ranks.share import Share
-from dspark.engine.rehearsal import rehearse
+from dspark.engine.rehearsal import rehearse, rehearsed_len
 from dspark.engine.speculation import Speculation
 from dspark.engine.tokenizer import TextTokenizer
 from dspark.layers.plans import ModelPlan
@@ -137,10 +137,12 @@ def foreseen(plan: ModelPlan, config: Config, width: int, max_len: int, room: Ro
 
 def measure_passes(parts: EngineParts, memory: DeviceMemory) -> int:
     """Bytes that the largest passes work in, and all graphs. Raises ConfigError where they do not fit at all."""
-    config = parts.config
+    config, graphs = parts.config, parts.graphs()
     num_rows, max_len = config.max_num_batched_tokens, parts.max_model_len
+    if graphs is not None:
+        graphs = replace(graphs, max_len=rehearsed_len(1 + parts.speculation.num_speculative_tokens, max_len))
     try:
-        engine = parts.engine(num_pages=1)
+        engine = parts.engine(num_pages=1, graphs=graphs)
         taken = memory.need_of(partial(rehearse, engine, config.max_num_seqs, num_rows, max_len))
         del engine
         gc.collect()  # an engine of several ranks refers to itself, and the next one needs the room

@@ -68,7 +68,9 @@ def pick_rows(scores: Tensor, visible: Tensor, candidates: Tensor | None, count:
     if scores.shape[1] < count:
         missing = count - scores.shape[1]
         scores, allowed = F.pad(scores, (0, missing)), F.pad(allowed, (0, missing))
-    ranked = torch.sort(scores.masked_fill(~allowed, float("-inf")), dim=-1, descending=True, stable=True).indices
+    # A score of minus infinity is the lowest there is, and still above rows that may not be picked.
+    ranked = scores.clamp(min=torch.finfo(scores.dtype).min).masked_fill_(~allowed, float("-inf"))
+    ranked = torch.sort(ranked, dim=-1, descending=True, stable=True).indices
     picks = ranked[:, :count]
     none = scores.shape[1]
     picks = torch.where(allowed.gather(1, picks), picks, none).sort(-1).values
