@@ -5,6 +5,7 @@ import json
 from typer.testing import CliRunner
 
 from dspark.cli.app import app
+from dspark.config.errors import DSparkError
 
 
 def test_every_operation_is_measured():
@@ -19,6 +20,12 @@ def test_every_operation_is_measured():
 
 
 def test_what_cannot_be_measured_is_refused():
-    for options in (["--tp", "1"], ["--rows", "0"], ["--tp", "64"]):
+    for options in (["--tp", "1"], ["--rows", "0"], ["--tp", "64"], ["--tp", "8"]):
         result = CliRunner().invoke(app, ["bench", "collectives", *options])
-        assert result.exit_code != 0
+        assert isinstance(result.exception, DSparkError)
+
+
+def test_no_more_processes_are_started_than_an_engine_may_have_ranks(monkeypatch):
+    monkeypatch.setattr("dspark.cli.bench_collectives.run_collective_bench", None)
+    result = CliRunner().invoke(app, ["bench", "collectives", "--cpu", "--tp", "10000"])
+    assert isinstance(result.exception, DSparkError) and "give 2 to 8" in str(result.exception)

@@ -188,7 +188,8 @@ def weights_of(model):
 def test_the_memory_is_known_before(ops):
     """At widths of whole tiles the estimate is that of the weights that are made."""
     config = config_of("v4", quantised=True)
-    config |= {"hidden_size": 256, "moe_intermediate_size": 128, "q_lora_rank": 128, "head_dim": 128}
+    config |= {"hidden_size": 256, "moe_intermediate_size": 128, "q_lora_rank": 128}
+    config |= {"head_dim": 128, "qk_rope_head_dim": 64, "index_head_dim": 64}
     plan = parse_config(config)
     model = dummy_model(plan, ops, torch.float32, torch.device("cpu"))
     assert planned_bytes(plan, ops) == pytest.approx(held_bytes(model), rel=0.1)
@@ -216,6 +217,7 @@ def test_the_command(tmp_path):
         (["--layers", "2"], "can be cut to 3"),
         (["--steps", "0"], "--steps is 0"),
         (["--engram-rows", "none"], "--engram-rows is"),
+        (["--engram-rows", "9" * 5000], "--engram-rows is"),
         (["--spec-decode-acceptance-length", "7"], "7"),
         (["--spec-decode-acceptance-length", "1e9"], "is above 6"),
         (["--draft", "off", "--spec-decode-acceptance-length", "3"], "--draft off"),
@@ -255,9 +257,13 @@ def test_engram_tables_are_cut_to_what_memory_holds(monkeypatch):
     assert with_fitting_tables(read_geometry("v4-flash", 3), settings).cuts == ("3 of 43 layers",)
 
 
-def test_what_does_not_fit_is_refused_with_numbers(monkeypatch):
-    memory = FakeMemory(10 * 2**30, margin=2**30)
+@pytest.mark.parametrize(
+    ("num_gib", "free", "remedy"), [(10, 9, "margin: lower --requests"), (201, 200, "--layers to")]
+)
+def test_what_does_not_fit_is_refused_with_numbers(monkeypatch, num_gib, free, remedy):
+    """Where not one layer fits, fewer of them are no remedy."""
+    memory = FakeMemory(num_gib * 2**30, margin=2**30)
     monkeypatch.setattr("dspark.bench.decode_memory.memory_of", lambda *place: memory)
     done = CliRunner().invoke(app, ["bench", "decode", "--geometry", "v4-flash", "--layers", "12"])
     assert isinstance(done.exception, DSparkError)
-    assert "9 GiB are free" in str(done.exception) and "--layers" in str(done.exception)
+    assert f"{free} GiB are free" in str(done.exception) and remedy in str(done.exception)

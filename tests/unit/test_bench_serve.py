@@ -185,6 +185,12 @@ def test_other_tokens_on_the_second_side_are_found(ours):
     assert any("DIFFER" in line for line in serve_lines(report))
 
 
+@pytest.mark.parametrize("timeout", [0.0, float("nan"), float("inf")])
+def test_a_timeout_is_a_positive_time(timeout):
+    with pytest.raises(DSparkError, match="a positive timeout"):
+        ServeSettings(num_requests=1, timeout_s=timeout)
+
+
 def test_the_report_is_json_with_a_schema_and_without_the_key(ours, server):
     settings = ServeSettings(num_requests=2, num_warmup=1, api_key="secret")
     report = measure(ours, server, loads=(ClosedLoop(1), OpenLoop(50.0)), settings=settings)

@@ -272,7 +272,18 @@ def test_another_server_is_refused():
         soak(other)
 
 
-@pytest.mark.parametrize("wrong", [{"seconds": 0}, {"concurrency": 0}, {"burst": -1}, {"timeout_s": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"seconds": 0},
+        {"seconds": float("nan")},
+        {"seconds": float("inf")},
+        {"concurrency": 0},
+        {"burst": -1},
+        {"burst_every_s": float("nan")},
+        {"timeout_s": 0},
+    ],
+)
 def test_nonsense_is_refused(wrong):
     with pytest.raises(DSparkError, match="soak run"):
         SoakSettings(**{"seconds": 1.0, **wrong})

@@ -49,3 +49,11 @@ def test_nonsense_is_one_sentence(run, flags):
     result = run(*flags)
     assert isinstance(result.exception, DSparkError)
     assert "\n" not in str(result.exception)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 10**5])
+def test_a_config_that_is_no_json_is_one_sentence(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
+    result = CliRunner().invoke(app, [str(tmp_path / "config.json")])
+    assert isinstance(result.exception, DSparkError) and "is not JSON" in str(result.exception)
+    assert "\n" not in str(result.exception)

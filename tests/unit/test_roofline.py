@@ -100,6 +100,10 @@ def test_wrong_geometries(tmp_path):
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(DSparkError, match="not a JSON object"):
         read_geometry(str(tmp_path / "config.json"))
+    for cut_short in (b"", b'{"model_type": "deepseek_v4", "voc', b"\xff", b"[" * 10**5):
+        (tmp_path / "config.json").write_bytes(cut_short)
+        with pytest.raises(DSparkError, match="cannot be read as JSON"):
+            read_geometry(str(tmp_path / "config.json"))
     with pytest.raises(DSparkError, match="looks 24 rows up"):
         read_geometry("v41-flash", None, 10)
 
@@ -122,6 +126,10 @@ def test_the_command(tmp_path):
     [
         (["--tp", "3"], "does not divide"),
         (["--requests", "1,x"], "whole numbers"),
+        (["--requests", "9" * 400], "whole numbers"),
+        (["--bandwidth-tb-s", "nan"], "--bandwidth-tb-s must be finite"),
+        (["--bandwidth-tb-s", "0"], "--bandwidth-tb-s must be greater than 0"),
+        (["--peak-tflops", "inf"], "--peak-tflops must be finite"),
         (["--context", "0"], "positions"),
         (["--accepted-len", "7"], "emit 1 to 6"),
     ],

@@ -134,7 +134,7 @@ def test_all_faults_are_listed_at_once(fields, refusal):
     assert len(refusal(fields).splitlines()) == 2
 
 
-@pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff\xfe", b"null"])
+@pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff\xfe", b"null", b"[" * 10**5])
 def test_a_file_that_is_no_profile_is_refused_by_path(tmp_path, content):
     path = tmp_path / "profile.json"
     path.write_bytes(content)

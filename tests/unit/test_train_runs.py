@@ -202,6 +202,7 @@ def test_what_is_no_run_is_refused(work, tmp_path):
         (["--steps", 1, *STEPS, "--batch-size", 0], "--batch-size 0"),
         (["--steps", 1, *STEPS, "--device", "tpu"], "--device 'tpu'"),
         ([*STEPS], "steps"),
+        (["--minutes", "nan", *STEPS], "must be positive"),
     ],
 )
 def test_nonsense_is_a_sentence(work, tmp_path, arguments, named):
@@ -213,3 +214,10 @@ def test_nonsense_is_a_sentence(work, tmp_path, arguments, named):
 def test_a_plan_is_checked_when_it_is_made(tmp_path):
     with pytest.raises(DSparkError, match="at least 16"):
         RunPlan(tmp_path, tmp_path, tmp_path, seq_len=8)
+
+
+@pytest.mark.parametrize("size", ["nan", "inf", "0"])
+@pytest.mark.parametrize(("command", "option"), [("tokenizer", "--sample-mb"), ("tokens", "--max-mtokens")])
+def test_no_size_of_a_corpus_is_not_finite(tmp_path, command, option, size):
+    with pytest.raises(DSparkError, match=f"{option} is"):
+        train(command, "--corpus", tmp_path, "--out", tmp_path / "out", option, size)

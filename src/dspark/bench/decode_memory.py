@@ -42,10 +42,11 @@ def check_memory(geometry: Geometry, config: Config, placement: Placement) -> Me
     if needed > need.available:
         num_layers = len(geometry.plan.layers)
         fitting = int(num_layers * max(need.available - config.max_num_seqs * need.request, 0) / need.weights)
+        remedy = f"lower --layers to about {fitting}, or " if fitting else ""
         parts = f"{gib(need.weights)} of weights, {gib(need.request)} for each of {config.max_num_seqs} requests"
         raise DSparkError(
             f"{geometry.name} with {num_layers} layers needs {gib(needed)} ({parts}) and {gib(need.available)} are "
-            f"free beside a margin: lower --layers to about {fitting}, or lower --requests, --context or --engram-rows"
+            f"free beside a margin: {remedy}lower --requests, --context or --engram-rows"
         )
     return need
 

@@ -105,7 +105,7 @@ def _read(path: Path, name: str) -> dict[str, Any]:
         raise DSparkError(f"{name} is no geometry and no file: give {' or '.join(geometry_names())}, or a config.json")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DSparkError(f"{path} cannot be read as JSON ({error}): give the config.json of a model") from error
     if not isinstance(config, dict):
         raise DSparkError(f"{path} is not a JSON object: give the config.json of a model")

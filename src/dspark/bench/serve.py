@@ -8,6 +8,7 @@ sides take turns: first-second, second-first, and so on, so that a machine that 
 import asyncio
 import gc
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -67,7 +68,12 @@ class ServeSettings:
     api_key: str | None = None
 
     def __post_init__(self) -> None:
-        if self.num_requests < 1 or (self.num_warmup or 0) < 0 or (self.block_len or 1) < 1 or self.timeout_s <= 0:
+        if (
+            self.num_requests < 1
+            or (self.num_warmup or 0) < 0
+            or (self.block_len or 1) < 1
+            or not 0 < self.timeout_s < math.inf
+        ):
             raise DSparkError(
                 "a benchmark needs at least 1 request, no negative warm-up, blocks of at least 1 and a positive "
                 f"timeout, not {self.num_requests}, {self.num_warmup}, {self.block_len} and {self.timeout_s:g}"
@@ -291,7 +297,7 @@ async def open_client(target: Target, timeout_s: float, api_key: str | None) -> 
 def _first_model(listed: str, url: str) -> str:
     try:
         return str(json.loads(listed)["data"][0]["id"])
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise DSparkError(f"{url} lists no model at /v1/models: name one with --served-model") from error
 
 

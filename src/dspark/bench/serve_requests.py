@@ -84,7 +84,7 @@ def _read_line(number: int, line: str, name: str) -> BenchPrompt:
             return _checked(BenchPrompt("file", f"{name}-{number}", name, "of the file", text=texts[0]))
         messages = record["messages"] if "messages" in record else [{"role": "user", "content": record["turns"][0]}]
         return _checked(BenchPrompt("file", f"{name}-{number}", name, "of the file", messages=tuple(messages)))
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise DSparkError(f"{name}, line {number}: no prompt with turns, messages, prompt or text ({error})") from error
 
 

@@ -51,7 +51,7 @@ def parse_object(event: str) -> dict[str, Any]:
     """
     try:
         value = json.loads(event)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MalformedStreamError(f"an event is not JSON: {event[:80]!r}") from error
     if not isinstance(value, dict):
         raise MalformedStreamError(f"an event is not a JSON object: {event[:80]!r}")

@@ -7,6 +7,7 @@ a fair choice of its answers must be, token for token, what the same requests gi
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -61,10 +62,16 @@ class SoakSettings:
     api_key: str | None = None
 
     def __post_init__(self) -> None:
-        if self.seconds <= 0 or self.concurrency < 1 or self.burst < 0 or self.num_checked < 0 or self.timeout_s <= 0:
+        times = (self.seconds, self.timeout_s, self.burst_every_s)
+        if (
+            not all(0 < time < math.inf for time in times)
+            or self.concurrency < 1
+            or min(self.burst, self.num_checked) < 0
+        ):
             raise DSparkError(
-                "a soak run needs a positive time and timeout, at least 1 client and no negative counts, not "
-                f"{self.seconds:g} s, {self.timeout_s:g} s, {self.concurrency}, {self.burst} and {self.num_checked}"
+                "a soak run needs positive times of load, to a timeout and between bursts, at least 1 client and no "
+                f"negative counts, not {', '.join(f'{time:g} s' for time in times)}, {self.concurrency}, {self.burst} "
+                f"and {self.num_checked}"
             )
 
 
@@ -253,7 +260,7 @@ async def _prompt_ids(watcher: ServeClient, outcome: Outcome) -> list[int]:
 def _max_model_len(listed: str | None, url: str) -> int:
     try:
         return int(json.loads(listed or "")["data"][0]["max_model_len"])
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise DSparkError(f"{url} does not list max_model_len at /v1/models") from error
 
 

@@ -289,6 +289,6 @@ def _is_as_asked(kind: str, text: str) -> bool:
         return 2 <= len(head) <= 6 and set(head) <= set("abcdef") and 1 <= len(digits) <= 3 and digits.isdecimal()
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(value, dict) and set(value) == {"name", "size"}

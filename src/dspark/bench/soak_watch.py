@@ -89,7 +89,7 @@ _LOOP_FIELDS = (
 def _loop_of(page: str | None) -> Mapping[str, Any]:
     try:
         value = json.loads(page or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(value, dict):
         return {}

@@ -12,6 +12,7 @@ from dspark.bench.collectives import ROW_COUNTS, CollectiveReport, run_collectiv
 from dspark.cli import options
 from dspark.cli.console import print_report
 from dspark.config.errors import DSparkError
+from dspark.engine.device import engine_facts
 from dspark.engine.machine import processor
 
 
@@ -24,8 +25,9 @@ def collectives(
     as_json: options.Json = False,
 ) -> None:
     """Microseconds of sums and exchanges between ranks, and whether their bits are right; the last line is JSON."""
-    if tp < 2:
-        raise DSparkError(f"--tp is {tp}: give at least 2")
+    most = engine_facts().max_ranks
+    if not 2 <= tp <= most:
+        raise DSparkError(f"--tp is {tp}: give 2 to {most}")
     options.require_positive(rows=min(rows or [1]))
     report = run_collective_bench(tp, tuple(rows) if rows else ROW_COUNTS, "cpu" if on_cpu else "cuda")
     machine = report.machine

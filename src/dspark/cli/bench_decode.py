@@ -24,6 +24,7 @@ from dspark.config.errors import DSparkError
 from dspark.engine.machine import processor
 
 _ENGRAM_ROWS, _FIT = 2**20, "fit"
+_MOST_DIGITS = 18  # Python itself refuses to read numbers of thousands
 _ACCEPTED_LEN = 3.51
 
 
@@ -137,7 +138,7 @@ def _row_limit(text: str | None) -> int | None:
         return _ENGRAM_ROWS
     if text == _FIT:
         return None
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < 1:
         raise DSparkError(f'--engram-rows is {text!r}: give a number of rows, or "{_FIT}"')
     return int(text)
 

@@ -103,6 +103,6 @@ def _as_question(file: Path, domain: str, number: int, line: str) -> BenchPrompt
             messages = tuple(record["messages"])
         else:
             text = record["text"]
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise DSparkError(f"{file}, line {number}: no prompt with turns, messages or text ({error})") from error
     return BenchPrompt(domain, f"{domain}-{number}", file.name, "of the file", text, messages)

@@ -26,6 +26,7 @@ from dspark.cli.console import note, print_report
 from dspark.cli.files import write_whole
 from dspark.config import Config
 from dspark.config.admission import refuse_parallel_split
+from dspark.config.checks import require_number
 from dspark.config.errors import DSparkError
 from dspark.config.question import Question
 from dspark.models.facts import model_facts
@@ -96,8 +97,8 @@ def _check(geometry: Geometry, tp: int, context: int, accepted_len: float, bandw
     block = geometry.plan.draft.block_size if geometry.plan.draft else 0
     if not 1 <= accepted_len <= 1 + block:
         raise DSparkError(f"--accepted-len is {accepted_len:g}: rounds of {geometry.name} emit 1 to {1 + block} tokens")
-    if bandwidth <= 0 or peak <= 0:
-        raise DSparkError("--bandwidth-tb-s and --peak-tflops must be above 0")
+    for flag, value in (("--bandwidth-tb-s", bandwidth), ("--peak-tflops", peak)):
+        require_number(flag, value, above=0)
 
 
 def _floors(rows: list[RooflineRow], bandwidth: float) -> Table:

@@ -1,5 +1,6 @@
 """`dspark train`: make the embedded model, from its tokenizer to its files."""
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -67,7 +68,7 @@ def tokenizer(
     seed: Seed = 0,
 ) -> None:
     """Learn a byte-level BPE from an equal share of every domain; writes the tokenizer files of a checkpoint."""
-    if sample_mb <= 0:
+    if not 0 < sample_mb < math.inf:
         raise DSparkError(f"--sample-mb is {sample_mb}: give a positive number of megabytes")
     with progress() as display:
         task = display.add_task("reading", total=None)
@@ -91,9 +92,9 @@ def tokens(
     """Encode the corpus into token shards, which a training machine opens in seconds."""
     learned = load_tokenizer(model_folder(tokenizer_folder))
     digest = tokenizer_digest(learned)
-    limit = None if max_mtokens is None else int(max_mtokens * 1e6)
-    if limit is not None and limit < 1:
+    if max_mtokens is not None and not 1 <= max_mtokens * 1e6 < math.inf:
         raise DSparkError(f"--max-mtokens is {max_mtokens}: give a positive number of million tokens")
+    limit = None if max_mtokens is None else int(max_mtokens * 1e6)
     with progress() as display:
         task = display.add_task("encoding", total=len(SPLITS) * len(DOMAINS))
         for split in SPLITS:

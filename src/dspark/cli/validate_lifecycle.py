@@ -142,10 +142,13 @@ def _arrival_numbers(text: str | None, episode: int | None) -> list[int] | None:
         return None
     if episode is None:
         raise DSparkError("--arrivals chooses requests of one episode: give --episode as well")
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [-1]
+    if min(numbers) < 0:
         raise DSparkError(f"--arrivals is {text!r}: give numbers with commas between them")
-    return [int(part) for part in parts]
+    return numbers
 
 
 @contextmanager

@@ -114,7 +114,7 @@ def generation_eos_ids(folder: Path) -> tuple[int, ...]:
         return ()
     try:
         eos = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as a JSON object ({error}): fetch it again") from error
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     wrong = [value for value in ids if isinstance(value, bool) or not isinstance(value, int)]

@@ -61,7 +61,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder} has no config.json: give the folder of a checkpoint in the official layout")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}): fetch it again") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} is not a JSON object: fetch it again")

@@ -94,7 +94,7 @@ def read_chat_template(model: Path) -> ChatTemplate:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise DSparkError(f"{file} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DSparkError(f"{file} is not JSON: {error}") from error
     source = settings.get("chat_template") if isinstance(settings, dict) else None
     if not isinstance(source, str):
@@ -108,7 +108,7 @@ def _added_tokens(model: Path) -> tuple[str, ...]:
     try:
         listed = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
         return tuple(token["content"] for token in listed if token["content"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ()
 
 

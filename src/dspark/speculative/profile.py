@@ -81,7 +81,7 @@ def _read_object(path: Path) -> dict[str, Any]:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"calibration profile {path} cannot be read ({error.strerror}): check the path.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"calibration profile {path} is not JSON ({error}): {_REMEDY}.") from error
     if not isinstance(fields, dict):
         raise ConfigError(f"calibration profile {path} is not a JSON object: {_REMEDY}.")

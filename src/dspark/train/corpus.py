@@ -64,7 +64,7 @@ def read_documents(folder: Path, split: str, domain: str) -> Iterator[Document]:
             for line in lines:
                 record = json.loads(line)
                 yield parse_document(domain, record["source"], record["text"])
-    except (lzma.LZMAError, EOFError, ValueError, KeyError) as error:
+    except (lzma.LZMAError, EOFError, ValueError, KeyError, RecursionError) as error:
         raise DSparkError(f"corpus file {path} is damaged: {error}") from error
 
 

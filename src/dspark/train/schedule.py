@@ -71,7 +71,7 @@ class RunClock:
     ) -> None:
         if max_steps is None and minutes is None:
             raise DSparkError("a run needs --steps, --minutes or both")
-        if (max_steps is not None and max_steps < 1) or (minutes is not None and minutes <= 0):
+        if (max_steps is not None and max_steps < 1) or (minutes is not None and not 0 < minutes < math.inf):
             raise DSparkError(f"--steps {max_steps} and --minutes {minutes} must be positive")
         self.max_steps = max_steps
         self.budget_s = None if minutes is None else minutes * 60

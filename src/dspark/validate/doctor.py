@@ -193,7 +193,7 @@ def _read_settings(file: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{file} cannot be read ({error.strerror}): give a folder with a config.json, or that file"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{file} is not JSON ({error}): give a folder with a config.json, or that file"
         ) from error

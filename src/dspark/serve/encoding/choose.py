@@ -34,7 +34,7 @@ def _model_type(folder: Path) -> Any:
     """model_type of config.json, or None where there is no such file or name."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return config.get("model_type") if isinstance(config, dict) else None
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from dspark.config.errors import DSparkError
 from dspark.scheduler.plan import RequestId
 from dspark.validate.lifecycle.catalogue import Catalogue
 from dspark.validate.lifecycle.driver import MAX_STEPS, Driver
@@ -53,8 +54,15 @@ class Episode:
     clear_cache_at: tuple[int, ...] = ()
 
     def only(self, kept: Iterable[int]) -> "Episode":
-        """The same episode with some of its arrivals."""
-        return replace(self, arrivals=tuple(self.arrivals[place] for place in kept))
+        """The same episode with some of its arrivals.
+
+        Raises:
+            DSparkError: it has not so many.
+        """
+        places = tuple(kept)
+        if places and max(places) >= len(self.arrivals):
+            raise DSparkError(f"episode {self.number} has requests 0 to {len(self.arrivals) - 1}, not {max(places)}")
+        return replace(self, arrivals=tuple(self.arrivals[place] for place in places))
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
