@@ -13,7 +13,7 @@ import torch
 from dspark.config.sampling import SamplingParams
 from dspark.engine.graphs import GraphPlan
 from dspark.engine.piecewise import PiecewiseTarget
-from dspark.layers.attention import SharedPicks
+from dspark.layers.attention import PassContext
 from support.schedules import Drive, make_wish
 from support.tiny_models import MAX_LEN
 
@@ -30,16 +30,16 @@ class EmulatedGraph:
     def replay(self):
         tape, session = self.tape, self.session
         if self.number == 0:
-            session["picks"] = SharedPicks()
-            session["stages"] = self.pieces._target.stages(tape.tokens, tape.positions, session["picks"])
+            session["context"] = PassContext()
+            session["stages"] = self.pieces._target.stages(tape.tokens, tape.positions, session["context"])
         try:
             self.pieces._crossed(session["stages"].send(tape.heads[self.number - 1] if self.number else None))
         except StopIteration as end:
             tape.output.hidden.copy_(end.value.hidden)
             if tape.output.target_hidden is not None:
                 tape.output.target_hidden.copy_(end.value.target_hidden)
-        for key, turn in session["picks"].turns.items():
-            for kept, fresh in zip(tape.picks.turns[key], turn, strict=True):
+        for key, turn in session["context"].turns.items():
+            for kept, fresh in zip(tape.context.turns[key], turn, strict=True):
                 kept.copy_(fresh)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspark.layers.attention import SharedPicks
+from dspark.layers.attention import PassContext
 from dspark.models.build import Model
 from dspark.models.decoder import PassTokens
 from dspark.models.dspark_draft import DsparkDraft
@@ -52,11 +52,11 @@ class FixedTarget:
         target, places = self.model.target, rows.places
         view = RowView(self.state, places, capacity, self._jobs, target.ops)
         turns = target.ops.row_rotations(places.positions, self._turns)
-        picks = SharedPicks(
+        context = PassContext(
             turns=dict(zip(self._turn_keys, turns, strict=True)),
             homes=ring_homes(self.state, places.slots, places.positions),
         )
-        output = target(PassTokens(rows.token_ids, rows.ngrams), view, picks)
+        output = target(PassTokens(rows.token_ids, rows.ngrams), view, context)
         return target.logits(output.hidden), output.target_hidden
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dspark.engine.graphs import GraphPlan
-from dspark.layers.attention import Prepared, SharedPicks
+from dspark.layers.attention import PassContext, Prepared
 from dspark.models.build import Model
 from dspark.models.decoder import PassTokens, Seam, TargetOutput, run_stages
 from dspark.state.model_state import ModelState
@@ -30,7 +30,7 @@ class _Tape:
         tokens, positions: static inputs.
         graphs: one more than there are seams.
         seams: what each piece leaves for the layer's attention. heads: where that puts its result.
-        picks: rotations that the pieces compute.
+        context: rotations that the pieces compute.
         output: of the last piece.
     """
 
@@ -39,7 +39,7 @@ class _Tape:
     graphs: list[torch.cuda.CUDAGraph]
     seams: list[Seam]
     heads: list[Tensor]
-    picks: SharedPicks
+    context: PassContext
     output: TargetOutput
 
 
@@ -89,18 +89,18 @@ class PiecewiseTarget:
 
     def _plain(self, tokens: PassTokens, view: PassView) -> TargetOutput:
         """The stages one after the other, across the shared buffers."""
-        picks = SharedPicks()
+        context = PassContext()
 
         def look(seam: Seam) -> Tensor:
-            return self._keep("heads", self._crossed(seam).look(view, picks))
+            return self._keep("heads", self._crossed(seam).look(view, context))
 
-        return run_stages(self._target.stages(tokens, view.positions, picks), look)
+        return run_stages(self._target.stages(tokens, view.positions, context), look)
 
     def _captured(self, tokens: PassTokens, positions: Tensor) -> _Tape:
         """Capture every piece; what attention would put between them is left as it is."""
         ngrams = None if tokens.ngrams is None else tokens.ngrams.clone()
-        static, positions, picks = PassTokens(tokens.token_ids.clone(), ngrams), positions.clone(), SharedPicks()
-        stages = self._target.stages(static, positions, picks)
+        static, positions, context = PassTokens(tokens.token_ids.clone(), ngrams), positions.clone(), PassContext()
+        stages = self._target.stages(static, positions, context)
         graphs: list[torch.cuda.CUDAGraph] = []
         seams: list[Seam] = []
         heads: list[Tensor] = []
@@ -115,7 +115,7 @@ class PiecewiseTarget:
                     output = end.value
             if seam is None:
                 assert output is not None
-                return _Tape(static, positions, graphs, seams, heads, picks, output)
+                return _Tape(static, positions, graphs, seams, heads, context, output)
             seams.append(seam)
             heads.append(self._heads_of(seam))
 
@@ -124,10 +124,10 @@ class PiecewiseTarget:
         tape.positions.copy_(view.positions)
         if tape.tokens.ngrams is not None and tokens.ngrams is not None:
             tape.tokens.ngrams.copy_(tokens.ngrams)
-        picks = SharedPicks(turns=dict(tape.picks.turns))
+        context = PassContext(turns=dict(tape.context.turns))
         for graph, seam, heads in zip(tape.graphs, tape.seams, tape.heads, strict=False):
             graph.replay()
-            heads.copy_(seam.look(view, picks))
+            heads.copy_(seam.look(view, context))
         tape.graphs[-1].replay()
         return tape.output
 

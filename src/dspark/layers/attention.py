@@ -18,7 +18,7 @@ from dspark.ops.rope import Turn, rope_frequencies
 
 
 @dataclass
-class SharedPicks:
+class PassContext:
     """What one pass hands from layer to layer.
 
     Attributes:
@@ -103,41 +103,41 @@ class Attention(nn.Module):
 
     @property
     def turn_keys(self) -> list[tuple[RopePlan, int]]:
-        """Which of `SharedPicks.turns` a pass reads here."""
+        """Which of `PassContext.turns` a pass reads here."""
         keys, compression = [(self.plan.rope, 0)], self.plan.compression
         if compression is not None and compression.compressor is not None:
             keys.append((self.plan.rope, compression.ratio))
         return keys
 
-    def _turn(self, positions: Tensor, ratio: int, picks: SharedPicks) -> Turn:
+    def _turn(self, positions: Tensor, ratio: int, context: PassContext) -> Turn:
         """Rotations of a pass's positions, or of its groups'; computed by the first layer that asks."""
         key = self.plan.rope, ratio
-        if key not in picks.turns:
-            picks.turns[key] = self.ops.rotations(positions, self.freqs)
-        return picks.turns[key]
+        if key not in context.turns:
+            context.turns[key] = self.ops.rotations(positions, self.freqs)
+        return context.turns[key]
 
-    def prepare(self, x: Tensor, quantised: Tensor, positions: Tensor, picks: SharedPicks) -> Prepared:
+    def prepare(self, x: Tensor, quantised: Tensor, positions: Tensor, context: PassContext) -> Prepared:
         """What each row gives by itself, from x [T, D] and the same quantised at positions [T].
 
-        Window keys go to their ring at once where `picks` knows it.
+        Window keys go to their ring at once where `context` knows it.
         """
-        turn = self._turn(positions, 0, picks)
+        turn = self._turn(positions, 0, context)
         query, key = (self.q_norm, self.latent_form), (self.kv_norm, self.window_form)
         maps = self.compression_maps if self.plan.compression is not None else None
         with self.ops.beside(x.device, "maps") as branch:
             sums = maps.sums(x) if maps is not None and maps.maps else None
         sums_of_latents = self.latent_maps.sums(quantised)
-        q_latent, rows = self.ops.latents(sums_of_latents, x.dtype, query, key, turn, picks.homes.get(self.key))
+        q_latent, rows = self.ops.latents(sums_of_latents, x.dtype, query, key, turn, context.homes.get(self.key))
         q = self.wq_b(q_latent)
         branch.join()
         return Prepared(q_latent, rows, q, sums)
 
-    def look(self, prepared: Prepared, view: StateView, picks: SharedPicks) -> Tensor:
+    def look(self, prepared: Prepared, view: StateView, context: PassContext) -> Tensor:
         """Write the pass's rows, choose what each query sees, and attend to it: [T, H, K]."""
-        turn = self._turn(view.positions, 0, picks)
+        turn = self._turn(view.positions, 0, context)
         sources = view.window_keys(self.key, prepared.rows)
         if self.plan.compression is not None:
-            sources.append(self._compressed_keys(prepared, turn, view, picks))
+            sources.append(self._compressed_keys(prepared, turn, view, context))
         q = prepared.q.view(-1, self.plan.num_heads, self.plan.head_dim)
         eps = self.plan.norm_eps if self.plan.normalise_query_heads else None
         return self.ops.attend(q, turn, sources, self.attn_sink, self.scale, eps)
@@ -147,7 +147,7 @@ class Attention(nn.Module):
         return self.wo_b.terms(self.wo_a(heads.flatten(1)))
 
     def _compressed_keys(
-        self, prepared: Prepared, turn: Turn, view: StateView, picks: SharedPicks
+        self, prepared: Prepared, turn: Turn, view: StateView, context: PassContext
     ) -> tuple[Tensor, Tensor]:
         """Write this pass's compressed rows where this layer owns them; return all rows and each query's picks."""
         compression, maps, sums = self.plan.compression, self.compression_maps, prepared.sums
@@ -155,14 +155,14 @@ class Attention(nn.Module):
         if compression.compressor is not None:
             assert sums is not None
             groups = view.groups(self.compressed_store, compression.ratio, compression.compressor.reach)
-            group_turn = self._turn(groups.positions, compression.ratio, picks)
+            group_turn = self._turn(groups.positions, compression.ratio, context)
             latent = self.compressor(sums, prepared.q_latent.dtype, maps, groups, group_turn)
             if compression.indexer is not None:
                 self.indexer.write_keys(sums, maps, latent, group_turn, view)
         if compression.indexer is not None:
             assert sums is not None
-            chosen = self.indexer(sums, maps, prepared.q_latent, turn, view, picks.candidates)
-            picks.rows[self.index], picks.candidates = chosen
+            chosen = self.indexer(sums, maps, prepared.q_latent, turn, view, context.candidates)
+            context.rows[self.index], context.candidates = chosen
         if compression.pick_layer is None:
             return view.appended(self.compressed_store), view.visible_places(compression.ratio)
-        return view.appended(self.compressed_store), picks.rows[compression.pick_layer]
+        return view.appended(self.compressed_store), context.rows[compression.pick_layer]

@@ -5,7 +5,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from dspark.layers.attention import Attention, Prepared, SharedPicks
+from dspark.layers.attention import Attention, PassContext, Prepared
 from dspark.layers.engram import Engram
 from dspark.layers.hyper import HalfMix
 from dspark.layers.linear import RMSNorm
@@ -37,15 +37,17 @@ class Block(nn.Module):
         self.ffn = MixtureOfExperts(plan.moe, quant, ops)
         self.engram = Engram(plan.engram, plan.hyper, plan.hidden_size, quant, ops, ranks) if plan.engram else None
 
-    def attention_half(self, residual: Residual, view: StateView, picks: SharedPicks) -> Residual:
+    def attention_half(self, residual: Residual, view: StateView, context: PassContext) -> Residual:
         """The residual after the attention half; its streams are this block's input."""
-        half, prepared = self.enter_attention(residual, view.positions, picks)
-        return self.leave_attention(half, self.attn.look(prepared, view, picks))
+        half, prepared = self.enter_attention(residual, view.positions, context)
+        return self.leave_attention(half, self.attn.look(prepared, view, context))
 
-    def enter_attention(self, residual: Residual, positions: Tensor, picks: SharedPicks) -> tuple[HalfInput, Prepared]:
+    def enter_attention(
+        self, residual: Residual, positions: Tensor, context: PassContext
+    ) -> tuple[HalfInput, Prepared]:
         """What the rows at positions [T] give by themselves in front of the state."""
         half = self.hc_attn(residual, self.attn_norm)
-        return half, self.attn.prepare(half.x, half.quantised, positions, picks)
+        return half, self.attn.prepare(half.x, half.quantised, positions, context)
 
     def leave_attention(self, half: HalfInput, heads: Tensor) -> Residual:
         """The residual after the attention half, from its heads [T, H, K]."""

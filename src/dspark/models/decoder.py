@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dspark.layers.attention import Attention, Prepared, SharedPicks
+from dspark.layers.attention import Attention, PassContext, Prepared
 from dspark.layers.block import Block, BlockList
 from dspark.layers.hyper import CarriedCollapse, HeadMix, embedded
 from dspark.layers.linear import Embedding, Linear, RMSNorm
@@ -44,9 +44,9 @@ class Seam:
     attention: Attention
     prepared: Prepared
 
-    def look(self, view: StateView, picks: SharedPicks) -> Tensor:
+    def look(self, view: StateView, context: PassContext) -> Tensor:
         """Heads [T, H, K]."""
-        return self.attention.look(self.prepared, view, picks)
+        return self.attention.look(self.prepared, view, context)
 
 
 Stages = Generator[Seam, Tensor | None, TargetOutput]
@@ -74,16 +74,16 @@ class Decoder(nn.Module):
         token_map = torch.arange(plan.vocab_size) if plan.ngrams else None
         self.register_buffer("token_map", token_map, persistent=False)
 
-    def forward(self, tokens: PassTokens, view: StateView, picks: SharedPicks | None = None) -> TargetOutput:
+    def forward(self, tokens: PassTokens, view: StateView, context: PassContext | None = None) -> TargetOutput:
         """One pass over T rows; every layer reads and writes the state through `view`.
 
         Args:
-            picks: what is known of the pass before its first layer.
+            context: what is known of the pass before its first layer.
         """
-        picks = picks or SharedPicks()
-        return run_stages(self.stages(tokens, view.positions, picks), lambda seam: seam.look(view, picks))
+        context = context or PassContext()
+        return run_stages(self.stages(tokens, view.positions, context), lambda seam: seam.look(view, context))
 
-    def stages(self, tokens: PassTokens, positions: Tensor, picks: SharedPicks) -> Stages:
+    def stages(self, tokens: PassTokens, positions: Tensor, context: PassContext) -> Stages:
         """The same in pieces that know nothing of the state: each ends where a layer's attention looks at it.
 
         Whoever runs the stages sends the heads that `Seam.look` gives and gets the next seam, in the end the output.
@@ -94,7 +94,7 @@ class Decoder(nn.Module):
         for index, block in enumerate(self.layers):
             if block.engram is not None:
                 residual = block.engram(residual, ngrams)
-            half, prepared = block.enter_attention(residual, positions, picks)
+            half, prepared = block.enter_attention(residual, positions, context)
             heads = yield Seam(block.attn, prepared)
             assert heads is not None
             residual = block.leave_attention(half, heads)

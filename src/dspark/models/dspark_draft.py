@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dspark.layers.attention import SharedPicks
+from dspark.layers.attention import PassContext
 from dspark.layers.block import Block, BlockList
 from dspark.layers.hyper import CarriedCollapse, HeadMix
 from dspark.layers.linear import Embedding, Linear, RMSNorm
@@ -83,9 +83,9 @@ class DsparkDraft(nn.Module):
             target: gives the embedding.
         """
         residual = target.embed_rows(token_ids)
-        picks = SharedPicks()
+        context = PassContext()
         for stage in self.stages:
-            residual = stage.attention_half(residual, view, picks)
+            residual = stage.attention_half(residual, view, context)
             residual = stage.feed_forward_half(residual, token_ids)
         hidden, normed = self.collapse(residual, self.norm)
         return DraftHidden(normed, hidden)
