@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from dspark.ops.triton.early import begin
-from dspark.ops.triton.product_blocks import add_products, store_products
+from dspark.ops.triton.product_blocks import add_products, routed_rows, routed_tile, store_products
 
 
 @triton.jit
@@ -36,22 +36,17 @@ def bf16_product(
     SECTIONS: tl.constexpr, SIDE_BY_SIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     STEP: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """The same with bf16 weights [E, N, K] as they are stored."""
+    """Product with bf16 weights; out as that of `coded_product`."""
     BLOCKS: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
     OWN: tl.constexpr = K // SECTIONS
     slots = tl.arange(0, ROWS)
     begin(EARLY)
     if ROUTED:
-        block = tl.program_id(0) % BLOCKS
-        tile = tl.program_id(0) // BLOCKS
-        expert = tl.load(table + 3 * tile).to(tl.int64)
-        places = tl.load(table + 3 * tile + 1) + slots
-        count = tl.load(table + 3 * tile + 2)
+        block, expert, first, count = routed_tile(table, BLOCKS)
         if count == 0:
             return
         inside = slots < count
-        read = tl.load(sources + places, mask=inside, other=0).to(tl.int64)
-        written = tl.load(targets + places, mask=inside, other=0).to(tl.int64)
+        read, written = routed_rows(sources, targets, first + slots, inside)
         weight += expert * (N * K)
     else:
         block = tl.program_id(1)

@@ -6,7 +6,7 @@ import triton.language as tl
 from dspark.ops.packing import CHUNK, RUN, TILE_ROWS, Kind
 from dspark.ops.triton.dequantise import fp4_runs, fp8_runs, plain_fp4_runs, plain_fp8_runs
 from dspark.ops.triton.early import begin
-from dspark.ops.triton.product_blocks import add_products, store_products
+from dspark.ops.triton.product_blocks import add_products, routed_rows, routed_tile, store_products
 
 _CHUNK, _RUN, _TILE = tl.constexpr(CHUNK), tl.constexpr(RUN), tl.constexpr(TILE_ROWS)
 _FP4, _FP8 = tl.constexpr(0), tl.constexpr(1)
@@ -112,27 +112,22 @@ def coded_product(
     more_slots = ROWS + tl.arange(0, MORE if MORE else 16)
     begin(EARLY)
     if ROUTED:
-        block = tl.program_id(0) % BLOCKS
-        tile = tl.program_id(0) // BLOCKS
-        expert = tl.load(table + 3 * tile).to(tl.int64)
-        places = tl.load(table + 3 * tile + 1) + slots
-        count = tl.load(table + 3 * tile + 2)
+        block, expert, first, count = routed_tile(table, BLOCKS)
         if count == 0:
             return
         inside = slots < count
-        read = tl.load(sources + places, mask=inside, other=0).to(tl.int64)
-        written = tl.load(targets + places, mask=inside, other=0).to(tl.int64)
+        read, written = routed_rows(sources, targets, first + slots, inside)
         more_read = read
         more_inside = inside
         codes += expert * (PADDED * CHUNKS * (WORDS // _TILE))
         scales += expert * (SCALES * CHUNKS)
     else:
         block = tl.program_id(1)
-        first = tl.program_id(0).to(tl.int64) * (ROWS + MORE)
-        read = first + slots
+        start = tl.program_id(0).to(tl.int64) * (ROWS + MORE)
+        read = start + slots
         inside = read < T
         written = read
-        more_read = first + more_slots
+        more_read = start + more_slots
         more_inside = more_read < T
     columns = block * COLUMNS + tl.arange(0, COLUMNS)
     x += (block * COLUMNS // GROUP_ROWS) * (CHUNKS * _CHUNK)

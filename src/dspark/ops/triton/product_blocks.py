@@ -1,10 +1,25 @@
-"""What kernels of products share: a block's products are added to its sums, and the sums are stored."""
+"""What kernels of products share: the rows of a routed tile, products added to a block's sums, sums stored."""
 
 import triton
 import triton.language as tl
 
 from dspark.ops.triton.elementwise import round_bf16
 from dspark.ops.triton.quantise import rounded_fp8
+
+
+@triton.jit
+def routed_tile(table, BLOCKS: tl.constexpr):
+    """A program of a routed product: its block of weight rows; expert, first place and number of places of its tile."""
+    tile = tl.program_id(0) // BLOCKS
+    expert = tl.load(table + 3 * tile).to(tl.int64)
+    return tl.program_id(0) % BLOCKS, expert, tl.load(table + 3 * tile + 1), tl.load(table + 3 * tile + 2)
+
+
+@triton.jit
+def routed_rows(sources, targets, places, inside):
+    """The rows that are read and written at some places."""
+    read = tl.load(sources + places, mask=inside, other=0).to(tl.int64)
+    return read, tl.load(targets + places, mask=inside, other=0).to(tl.int64)
 
 
 @triton.jit
